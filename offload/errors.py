@@ -1,13 +1,12 @@
-"""Errors of kept bytes, by who is to blame.
+"""Errors of stores, by their cause.
 
     StoreError
-    ├── StoreMissingError      a file or tensor that is asked for is not there
-    ├── StoreCorruptError      bytes are there, but not the ones that were promised
+    ├── StoreMissingError      a requested file or tensor does not exist
+    ├── StoreCorruptError      bytes are damaged or are not the expected ones
     ├── StoreUnsupportedError  a valid file in a format this program does not read
     └── StoreFullError         no room: a size limit, or the disk itself
 
-An argument that no store could honour (a row range outside the tensor) is the caller's mistake and
-raises ValueError instead.
+Invalid arguments, such as a row range outside the tensor, raise ValueError instead.
 """
 
 
@@ -16,11 +15,11 @@ class StoreError(Exception):
 
 
 class StoreMissingError(StoreError):
-    """A file or tensor that is asked for is not there."""
+    """A requested file or tensor does not exist."""
 
 
 class StoreCorruptError(StoreError):
-    """Bytes are there, but not the ones that were promised."""
+    """Bytes are damaged or are not the expected ones."""
 
 
 class StoreUnsupportedError(StoreError):

@@ -1,7 +1,7 @@
 """Sums of a stage's shards: over their links, or from device to device of one host.
 
-Knows ranks and their offers; a back end's `DeviceSums` knows its devices. All shards of a stage ask
-each other over their links, and choose the same way.
+Knows ranks and their offers; a back end's `DeviceSums` knows its devices. All shards of a stage
+exchange offers over their links, so that they choose the same way.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class DeviceCollective(Collective, Protocol):
     """A collective that sums on devices. See `Collective`."""
 
     def leave(self) -> None:
-        """Sum no more; the links stay as they are. From any thread, more than once."""
+        """End sums on devices; the links stay open. Called from any thread, also repeatedly."""
 
 
 class DeviceSums(Protocol):
-    """How one device sums with its like on the same host."""
+    """Sums of one device with others of its kind on the same host."""
 
     @property
     def way(self) -> str:
-        """For people."""
+        """Name of the way of summing, for people."""
 
     @property
     def version(self) -> str:
@@ -54,19 +54,19 @@ class DeviceSums(Protocol):
 
     @property
     def device(self) -> str:
-        """Another one for every device of the host: no two ranks can share one."""
+        """Identity of the device on its host; two ranks cannot share a device."""
 
     def open(self, links: Collective, store: Path) -> DeviceCollective:
-        """Called by all ranks. `store`: a file that they share and other users cannot read.
+        """The collective. All ranks call this. store: a shared file that other users cannot read.
 
         Raises errors of its libraries.
         """
 
 
 def join(links: Collective, own: DeviceSums | None) -> tuple[Collective, str]:
-    """The collective to sum with, and its way; all shards of a stage call this together.
+    """The collective to sum with, and the name of its way. All shards of a stage call this.
 
-    `own` is None where the device does not sum. Raises what `links` raises.
+    own: None if the device does not sum. Raises the errors of `links`.
     """
     ours = _record(own)
     offers: list[Bytes] = [np.zeros_like(ours) for _ in range(links.size)]
@@ -80,7 +80,7 @@ def join(links: Collective, own: DeviceSums | None) -> tuple[Collective, str]:
 
 
 def may_join(offers: Sequence[bytes]) -> bool:
-    """Whether these, one from each rank, are of like devices of one host, each another."""
+    """Whether these offers, one of each rank, are of different devices of one kind and host."""
     alike = {offer[:_HASH_BYTES] for offer in offers}
     devices = {offer[_HASH_BYTES:] for offer in offers}
     return len(alike) == 1 and any(alike.pop()) and len(devices) == len(offers)
@@ -96,7 +96,7 @@ def _record(own: DeviceSums | None) -> Bytes:
 
 
 def _open(links: Collective, own: DeviceSums) -> DeviceCollective | None:
-    """None on every rank if any of them cannot."""
+    """The collective on devices; None on every rank if any of them cannot open it."""
     with _shared_folder(links) as folder:
         if not _all(links, folder is not None):
             _log.warning("sums of a stage go over links: its shards share no temporary folder")
@@ -107,7 +107,7 @@ def _open(links: Collective, own: DeviceSums) -> DeviceCollective | None:
             opened = own.open(links, folder / "store")
         except TransportError:
             raise
-        except Exception as error:  # of libraries that promise nothing of their errors
+        except Exception as error:  # the libraries do not document their errors
             _log.warning("sums of a stage go over links: %s cannot begin: %s", own.way, error)
         if _all(links, opened is not None):
             return opened
@@ -120,8 +120,8 @@ def _open(links: Collective, own: DeviceSums) -> DeviceCollective | None:
 def _shared_folder(links: Collective) -> Iterator[Path | None]:
     """A new folder that only this user may enter; None for a rank that cannot.
 
-    Rank 0 makes it and tells only a random name, below a folder that each rank finds itself. A
-    process of another user or container does not find it.
+    Rank 0 makes it with a random name, and sends the name. Each rank looks for it in its own
+    temporary folder, so a process of another user or container does not find it.
     """
     token = np.frombuffer(secrets.token_bytes(_TOKEN_BYTES), np.uint8).copy()
     links.broadcast(token, root=0)

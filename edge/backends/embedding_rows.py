@@ -1,4 +1,4 @@
-"""Tables that stay on disk: of each step the rows of its tokens are read."""
+"""Embedding tables on disk, of which each step reads the rows of its tokens."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from edge.weights.layout import token_table
 
 
 class EmbeddingRows:
-    """Rows of the embedding by `read`: a mapped file would bring in their neighbours.
+    """Reads rows of embedding tables from a shard's file.
 
-    Pages that the system caches do not count as this process's memory.
+    The file is read and not mapped, because a mapping would also load neighbouring rows, and its
+    pages would count as this process's memory.
     """
 
     def __init__(
         self, weights: ShardWeights, rows: range, hidden_size: int, *, scale: float
     ) -> None:
-        """`rows` of the vocabulary are in the shard's file, read times `scale`; others are zero.
+        """rows: the part of the vocabulary in the file; other rows are zero. scale: a factor for
+        the embedding.
 
-        Where the file has rows of positions as well, those are added. It may have tables of what
-        layers have of each token, too, one after the other.
+        The file may also have learned positions, which are added, and tables of per-layer token
+        inputs.
         """
         self._scale = np.float32(scale)
         self._rows = rows
@@ -40,7 +42,7 @@ class EmbeddingRows:
         names = itertools.takewhile(entries.__contains__, map(token_table, itertools.count()))
         self._layers = [_Table.of(entries[name], entries[name].shape[1]) for name in names]
         self._file = os.open(weights.path, os.O_RDONLY | os.O_CLOEXEC)
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # no rows around those asked for
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
         tables = (self._tokens, self._positions, *self._layers)
         self._watched = WatchedFile(
             weights.path, [table.entry for table in tables if table is not None]
@@ -52,11 +54,10 @@ class EmbeddingRows:
         tokens: NDArray[np.int64],
         positions: NDArray[np.int64] | None = None,
     ) -> None:
-        """hidden float32 [tokens, hidden size] of tokens int64 [tokens], at their positions, which
-        a model that has learned them needs.
+        """Fill hidden float32 [tokens, hidden size] with the embedding of tokens int64 [tokens].
+        positions: needed by models with learned positions.
 
-        Raises CheckpointError when the file is no longer what was written, StoreError when the disk
-        fails.
+        Raises CheckpointError if the file has changed, StoreError if the disk fails.
         """
         known: dict[int, int] = {}
         for place, token in enumerate(tokens.tolist()):
@@ -78,8 +79,8 @@ class EmbeddingRows:
     def read_layers_into(
         self, rows: NDArray[np.float32], first: int, tokens: NDArray[np.int64]
     ) -> None:
-        """rows float32 [layers, any number, size], from `first` on, of tokens int64 [tokens].
-        Raises as above."""
+        """Fill rows float32 [layers, any number, size], from `first` on, with the per-layer inputs
+        of tokens int64 [tokens]. Raises as `read_into`."""
         layers, _, size = rows.shape
         at_once = self._layers[0].entry.shape[0]
         known: dict[int, int] = {}
@@ -101,7 +102,7 @@ class EmbeddingRows:
         if count != len(into):
             raise CheckpointError(
                 f"{self._path} ends within the {table.entry.name}",
-                remedy="it is not the file that was written: load the model again",
+                remedy="the file was changed; load the model again",
             )
         return table.row
 
@@ -115,7 +116,7 @@ class EmbeddingRows:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Rows in the file, and memory for one."""
+    """A table in the file, and a buffer for one row."""
 
     entry: TensorEntry
     row: NDArray[np.generic]

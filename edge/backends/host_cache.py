@@ -1,4 +1,4 @@
-"""The KV caches of one shard in the host's memory, and a prompt's rows of them."""
+"""The KV caches of one shard in the host's memory, and access to their rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HostCache:
         bits: int | None,
         beside: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        """beside: shapes of further arrays of each request, float32, of a fixed size."""
+        """beside: shapes of further float32 arrays of each request."""
         caches, states = layout.caches, layout.states
         rows = [cache_row(each.head_size, bits) for each in caches.values()]
         heads = [each.num_kv_heads for each in caches.values()]
@@ -49,18 +49,18 @@ class HostCache:
             ),
             context_tokens=limits.context_tokens,
         )
-        """What a tier must keep of one request."""
+        """The shape of one request's keys and values in a tier."""
         numbers = {layer: number for number, layer in enumerate(caches)}
         self.numbers = {layer: numbers[layout.cache_layer(layer)] for layer in layout.attentions}
-        """For each layer that uses a cache: which one it is, as caches are counted here."""
+        """The index of the cache that each layer uses."""
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        """Memory for N tokens in every layer, as `put_rows` takes it."""
+        """Arrays for N tokens in every layer, as `put_rows` takes them."""
         return [np.empty_like(array[:, :tokens], order="C") for array in self._of_slot(0)]
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        """Keys and values of tokens [first, last), layer by layer; None if there are fewer, or
-        states as well."""
+        """Keys and values of tokens [first, last), layer by layer; None if the request has fewer
+        tokens, or states."""
         if (
             not self.pool.can_cut
             or request not in self.pool
@@ -72,12 +72,12 @@ class HostCache:
         return [array for layer in layers for array in self.pool.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Let the request have these from token `first` on.
+        """Set the request's keys and values from token `first` on.
 
-        Raises RequestError where it would need states as well.
+        Raises RequestError for layers with states, which are not among the rows.
         """
         if not self.pool.can_cut:
-            raise RequestError("keys and values of a model whose layers have states besides")
+            raise RequestError("keys and values alone do not restore a model with states")
         slot = self.pool.open(request)
         length = first
         for array, some in zip(self._of_slot(slot), rows, strict=True):
@@ -86,7 +86,7 @@ class HostCache:
         self.pool.wrote(slot, length)
 
     def _of_slot(self, slot: int) -> Iterator[NDArray[Any]]:
-        """Keys, then values [heads, tokens, elements] of every layer."""
+        """Keys and values [heads, tokens, elements] of each layer in turn."""
         for number in range(self.shape.num_layers):
             for array in self.pool.layer(number, slot, 1):
                 yield array[0]

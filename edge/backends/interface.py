@@ -1,4 +1,4 @@
-"""The promises of every back end. `registry.py` tells which one computes."""
+"""The interface of all back ends. `registry.py` chooses one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from edge.weights.layout import ShardLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWeights:
-    """The weights of one shard on disk: one file, and what lies where in it."""
+    """The weights of one shard on disk: a file, and its manifest."""
 
     path: Path
     manifest: Manifest
@@ -45,11 +45,11 @@ class StepLogits(Protocol):
 
     @property
     def can_rank(self) -> bool:
-        """`best` may spare the host a search."""
+        """Whether `best` may find the best columns on the device."""
         ...
 
     def array(self) -> NDArray[np.float32]:
-        """All of them, on the host."""
+        """All logits, on the host."""
         ...
 
     def states(self) -> NDArray[np.float32]:
@@ -59,7 +59,7 @@ class StepLogits(Protocol):
 
     def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:
         """The best columns of each entry's last row (`edge.kernels.sampling`) and their logits,
-        [batch, count]; −1 in a row that is not finite. None if the device cannot tell."""
+        [batch, count]; −1 in a row that is not finite. None if the device cannot rank."""
         ...
 
 
@@ -90,7 +90,7 @@ class WeightReads:
     experts: int = 0
     """Experts used, if experts are streamed."""
     experts_read: int = 0
-    """Those of them that were not in memory."""
+    """Used experts that were not in memory."""
 
 
 class StageCompute(Protocol):
@@ -186,7 +186,7 @@ class KvStorage(Protocol):
 
     @property
     def cache_digest(self) -> str:
-        """A digest of what keys and values depend on except tokens, weights and plan.
+        """A digest of all that keys and values depend on, except tokens, weights and plan.
 
         Shards with equal digests may exchange them. Empty: they are not exported.
         """
@@ -207,7 +207,7 @@ class KvStorage(Protocol):
     def keep(self, request: str, tokens: int) -> None:
         """End the request; the first N tokens of its KV cache stay until `release`.
 
-        They are freed if the request is not in memory, or has states and none of N tokens is saved.
+        They are freed if the request is not in memory, or has states of which none was saved at N.
         """
         ...
 
@@ -260,8 +260,8 @@ class StageProgram(StageCompute, KvStorage, WeightResidency, Observation, Protoc
     """One shard, ready to run. Called from one thread at a time."""
 
     def interrupt(self) -> None:
-        """Let the step under way end at once, with an error, as may later ones until `reset`. From
-        any thread."""
+        """End the current step at once, with an error. Later steps may fail too, until `reset`.
+        Called from any thread."""
         ...
 
     def reset(self) -> bool:
@@ -275,18 +275,18 @@ class StageProgram(StageCompute, KvStorage, WeightResidency, Observation, Protoc
 
 
 class Backend(Protocol):
-    """One kind of device's way to run a shard."""
+    """Runs shards on one kind of device."""
 
     name: str
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The `ALL_NEEDS` that it has no kernels for."""
+        """The `ALL_NEEDS` for which it has no kernels."""
         ...
 
     @property
     def is_stand_in(self) -> bool:
-        """A stand-in for a device that is not here: its speed says nothing."""
+        """Whether it stands in for a device that is not here, so that its speed means nothing."""
         ...
 
     @property
@@ -296,7 +296,7 @@ class Backend(Protocol):
 
     @property
     def has_own_memory(self) -> bool:
-        """Shards lie in its own memory, a GPU's, and not in that of the process."""
+        """Whether shards lie in the device's memory (a GPU's) and not in the process's."""
         ...
 
     def usable_memory_bytes(self) -> int:
@@ -308,7 +308,7 @@ class Backend(Protocol):
         ...
 
     def why_not(self) -> str | None:
-        """None if it runs here, else one sentence with the cause and the remedy."""
+        """Why it cannot run here, in one sentence with the remedy; None if it can."""
         ...
 
     def load(
@@ -322,7 +322,7 @@ class Backend(Protocol):
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> StageProgram:
-        """kv_tier: the tier of swapped-out keys and values.
+        """Load a shard. kv_tier: for swapped-out keys and values.
 
         Raises RequestError for models or observations that this back end does not support.
         """
@@ -330,10 +330,10 @@ class Backend(Protocol):
 
 
 def check_step(step: Step, limits: StepLimits, *, vocab_size: int) -> None:
-    """Raises RequestError unless the step is within the limits and its ids are tokens."""
+    """Raises RequestError for a step beyond the limits, or with ids outside the vocabulary."""
     if step.num_tokens > limits.chunk_tokens or step.batch > limits.requests:
         raise RequestError(
-            f"a step of {step.batch} requests with {step.num_tokens} tokens each",
+            f"a step of {step.batch} requests with {step.num_tokens} tokens each is too large",
             remedy=f"this shard takes up to {limits.requests} requests or {limits.chunk_tokens} "
             "tokens",
         )

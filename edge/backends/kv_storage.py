@@ -1,4 +1,4 @@
-"""Verbs of KvStorage that programs of several back ends share."""
+"""Implementations of KvStorage that programs of several back ends share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge.backends.kv_swap import CacheMoves
 
 
 class SwappedKv:
-    """Verbs of KvStorage that are the same for keys and values in every kind of memory."""
+    """The methods of KvStorage that are the same for every kind of memory."""
 
     _moves: CacheMoves
 
@@ -33,7 +33,8 @@ class SwappedKv:
 
 
 class HostKvStorage(SwappedKv):
-    """All but `calibrate` and `cache_digest`. A program that calibrates makes a new cache."""
+    """KvStorage in host memory, without `calibrate` and `cache_digest`. A program that calibrates
+    makes a new cache."""
 
     _cache: HostCache
 

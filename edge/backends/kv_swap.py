@@ -1,9 +1,9 @@
-"""Swapping of keys and values between the pool and a tier: whole requests, or layers within a step.
+"""Swaps keys and values between the pool and a tier: whole requests, or layers within a step.
 
 A swapped-out request leaves its slot and gets one again at its next step. A request longer than
 memory is computed alone, layer by layer: the first layers stay, and each of the others is read
-before its use, while the one before computes. Layers are used in the same order every time, so a
-fixed set that stays is best.
+while the layer before it computes. A fixed set of resident layers is best, because layers are used
+in the same order every time.
 
 States are swapped with whole requests only. A state covers all tokens so far, so another request
 with the same beginning starts from a saved copy.
@@ -27,7 +27,7 @@ from edge.offload import KVLayer, KVPlace, KVShape, KVTier
 from edge.protocol.step import Step, StepLimits
 
 _WINDOW_LAYERS = 2
-"""Layers in memory next to those that stay: one computes, one is read."""
+"""Layers in memory beside the resident ones: one that computes and one that is read."""
 
 
 Rows = NDArray[Any]
@@ -35,32 +35,31 @@ Rows = NDArray[Any]
 
 
 class Pool(Protocol):
-    """Where graphs and kernels use keys and values, by requests and the slots that they have."""
+    """The memory in which graphs and kernels use keys and values, by request and slot."""
 
     @property
     def num_requests(self) -> int: ...
 
     @property
     def can_cut(self) -> bool:
-        """A request may be cut to its first tokens: it has no states."""
+        """Whether a request can be cut to its first tokens, because it has no states."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Sum over all requests."""
+        """Tokens of all requests."""
         ...
 
     def __contains__(self, request: str) -> bool: ...
 
     def open(self, request: str) -> int:
-        """The request's slot, a new one if it has none. KeyError when every slot is taken."""
+        """The request's slot, a new one if it has none. Raises KeyError if all are taken."""
         ...
 
     def length(self, slot: int) -> int: ...
 
     def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
-        """States of `count` slots from `first`, besides keys and values; empty where caches have
-        none."""
+        """States of `count` slots from `first`; empty if the layers have no states."""
         ...
 
     def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
@@ -68,16 +67,16 @@ class Pool(Protocol):
         ...
 
     def save_states(self, slot: int, place: int) -> None:
-        """Copy a slot's states to a place for saved states, replacing those there."""
+        """Copy a slot's states to a place for saved states, over its contents."""
         ...
 
     def load_states(self, slot: int, place: int) -> None:
-        """Copy the saved states of a place to a slot. KeyError when no memory for states is
+        """Copy the saved states of a place to a slot. Raises KeyError if no memory for states is
         free."""
         ...
 
     def drop_states(self, slot: int) -> None:
-        """Free the memory of a slot's states. Setting states takes memory again."""
+        """Free the memory of a slot's states until states are set again."""
         ...
 
     def wrote(self, slot: int, length: int) -> None: ...
@@ -97,15 +96,15 @@ class Pool(Protocol):
     def filling(
         self, index: int, slot: int, tokens: int
     ) -> AbstractContextManager[tuple[Rows, Rows]]:
-        """Buffers for a layer's first `tokens` tokens, which are in the pool when the block
-        ends."""
+        """Buffers for a layer's first `tokens` tokens. Their contents are in the pool when the
+        context ends."""
         ...
 
     def release(self, request: str) -> None: ...
 
     def drop_layer(self, index: int, slot: int) -> None:
-        """Give back the memory of a slot's layer. Asked for only where a request may have more
-        tokens than memory is kept for."""
+        """Free the memory of a slot's layer. Called only for requests that may be longer than
+        memory."""
         ...
 
 
@@ -123,14 +122,14 @@ class CacheMoves:
         self._outside: dict[str, set[int]] = {}
         """Layers that are not in memory, of requests that have a slot."""
         self._saved: dict[int, tuple[str, int]] = {}
-        """Request and number of tokens of the state in each place."""
+        """The request, and the number of its tokens, of the state in each place."""
         self._window: _Window | None = None
         self._reader: ThreadPoolExecutor | None = None
         self.wait_s = 0.0
         """Seconds that steps waited for moves."""
 
     def swap_out(self, request: str) -> None:
-        """Move a request to the tier and free its slot. StoreError: it stays where it is."""
+        """Move a request to the tier and free its slot. On StoreError nothing has moved."""
         if request in self._away or request not in self._pool:
             return
         slot = self._pool.open(request)
@@ -144,14 +143,12 @@ class CacheMoves:
         self._away[request] = length
 
     def reserve(self, request: str, tokens: int) -> None:
-        """Make room in the tier for `tokens` of it. StoreError: there is no more than before."""
+        """Reserve room in the tier for `tokens` of the request. Raises StoreError."""
         self._place(request).reserve(tokens)
 
     def keep(self, request: str, tokens: int) -> None:
-        """End the request; its first N tokens stay in memory, if they are there.
-
-        If it has states, the state of N tokens must be saved.
-        """
+        """End the request; its first N tokens stay in memory if they are there, and if its state
+        at N, should it have states, was saved."""
         self._drop_from_tier(request)
         is_here = request in self._pool and not self._outside.get(request)
         if is_here and self._has_first(request, tokens):
@@ -164,9 +161,9 @@ class CacheMoves:
             self.drop(request)
 
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
-        """Begin a request with the first N tokens of another; returns N, or 0 if that fails.
+        """Begin a request with the first N tokens of `source`. Returns N, or 0 if that fails.
 
-        moves: the other has nothing afterwards. Raises RequestError if every slot is taken.
+        moves: `source` is empty afterwards. Raises RequestError if every slot is taken.
         """
         has = source in self._pool and self.is_inside(source)
         if not has or request in self._pool or request in self._away:
@@ -196,8 +193,8 @@ class CacheMoves:
         return tokens
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
-        """Save the state of a request, if it has `tokens` now, in a place for requests with the
-        same beginning. The place's former state is lost in any case."""
+        """Save the state of a request, if it has `tokens` tokens now, for requests with the same
+        prefix. The place's former state is lost in any case."""
         self._saved.pop(place, None)
         if request in self._pool and not self._pool.can_cut:
             slot = self._pool.open(request)
@@ -206,29 +203,29 @@ class CacheMoves:
                 self._saved[place] = (request, tokens)
 
     def _has_first(self, request: str, tokens: int) -> bool:
-        """Whether its first `tokens` can be had, with their state if it has states."""
+        """Whether the request has its first `tokens`, and their state if there are states."""
         has = self._pool.length(self._pool.open(request)) >= tokens
         return has and (self._pool.can_cut or self._place_of(request, tokens) is not None)
 
     def _place_of(self, request: str, tokens: int) -> int | None:
-        """Where its state of `tokens` tokens is saved."""
+        """The place where the request's state at `tokens` tokens is saved."""
         found = (place for place, of in self._saved.items() if of == (request, tokens))
         return next(found, None)
 
     def _saved_of(self, request: str) -> dict[int, int]:
-        """By place, of how many of its tokens a state lies there."""
+        """The request's saved states: number of tokens by place."""
         return {place: tokens for place, (whose, tokens) in self._saved.items() if whose == request}
 
     def clear(self) -> None:
-        """Every request is forgotten, where there is no tier."""
+        """Forget every request. Called only without a tier."""
         self._saved.clear()
 
     def is_inside(self, request: str) -> bool:
-        """All of it is in memory."""
+        """Whether all of the request is in memory."""
         return request not in self._away and not self._outside.get(request)
 
     def drop(self, request: str) -> None:
-        """Drop its keys and values in the tier, and its saved states."""
+        """Drop the request's keys and values in the tier, and its saved states."""
         for place in self._saved_of(request):
             del self._saved[place]
         self._away.pop(request, None)
@@ -244,10 +241,10 @@ class CacheMoves:
         if not self._pool.can_cut:
             for entry in step.entries:
                 if not entry.position and entry.request in self._pool:
-                    self._pool.release(entry.request)  # others had nothing of its beginning
+                    self._pool.release(entry.request)  # other shards had none of its prefix
             self._check_order(step)
         for entry in step.entries:
-            if entry.request in self._pool:  # of a prefix other shards may have had less
+            if entry.request in self._pool:  # other shards may have had less of its prefix
                 slot = self._pool.open(entry.request)
                 self._pool.wrote(slot, min(entry.position, self._pool.length(slot)))
         tokens = self._pool.num_tokens + sum(len(entry.tokens) for entry in step.entries)
@@ -274,7 +271,7 @@ class CacheMoves:
         self.wait_s += time.perf_counter() - start_s
 
     def begin(self, layer: int) -> None:
-        """The layer (counted within the shard) is about to compute."""
+        """Bring a layer (counted within the shard) into memory before it computes."""
         window = self._window
         if window is None:
             return
@@ -295,7 +292,7 @@ class CacheMoves:
         self.wait_s += time.perf_counter() - start_s
 
     def end(self, layer: int) -> None:
-        """The layer is computed: its new tokens are in the pool."""
+        """Write a layer's new tokens to the tier after it was computed, and read the next layer."""
         window = self._window
         if window is not None and layer >= window.stays:
             start_s = time.perf_counter()
@@ -307,15 +304,15 @@ class CacheMoves:
             self._reader.shutdown()
 
     def _check_order(self, step: Step) -> None:
-        """A state is of all tokens so far: only the next ones can follow. Raises RequestError."""
+        """Raises RequestError for a step that does not continue a request's state."""
         for entry in step.entries:
             tokens = self._away.get(entry.request, 0)
             if entry.request in self._pool:
                 tokens = self._pool.length(self._pool.open(entry.request))
             if entry.position != tokens:
                 raise RequestError(
-                    f"a request goes on from token {entry.position}, and its state is that of "
-                    f"{tokens}: it has to be computed from its first token on"
+                    f"a request continues at token {entry.position}, but its state is at {tokens}; "
+                    "compute it from its first token"
                 )
 
     def _open_window(self, request: str, tokens: int) -> None:
@@ -325,8 +322,8 @@ class CacheMoves:
         window_bytes = _WINDOW_LAYERS * max(sizes)
         if max(sizes) > room_bytes:
             raise RequestError(
-                f"{tokens} tokens of one request: of a single layer that is more than the "
-                f"{self._room_tokens} tokens that memory is kept for in {len(self._layers)}"
+                f"a single layer of a request of {tokens} tokens is too large: memory is kept for "
+                f"{self._room_tokens} tokens in {len(self._layers)} layers"
             )
         self._window = _Window(
             request=request,
@@ -352,7 +349,7 @@ class CacheMoves:
             raise _too_many(error) from error
 
     def _load_states(self, slot: int, place: int | None) -> None:
-        """None: there are none."""
+        """Load the states of a place, if there is one, into a slot."""
         try:
             if place is not None:
                 self._pool.load_states(slot, place)
@@ -365,7 +362,7 @@ class CacheMoves:
         return self._tier.place(request, self._shape)
 
     def _write_states(self, request: str, slot: int) -> None:
-        """In place of those that the tier has: all of them change with every token."""
+        """Replace the request's states in the tier; every token changes all of them."""
         states = self._pool.states(slot, 1)
         if states and self._tier is not None:
             self._tier.drop(_states_of(request))
@@ -391,7 +388,7 @@ class CacheMoves:
                 self._tier.drop(_states_of(request))
 
     def _write(self, request: str, layer: int, tokens: int) -> None:
-        """Save the first tokens of a layer, those that the tier lacks."""
+        """Write those of a layer's first `tokens` that the tier lacks."""
         place = self._place(request)
         known = place.tokens(layer)
         if known < tokens:
@@ -410,24 +407,24 @@ def _too_many(error: KeyError) -> RequestError:
 
 @dataclass(slots=True, kw_only=True)
 class _Window:
-    """How one step of a request that does not fit goes through its layers."""
+    """The window of layers in memory during a step of a request longer than memory."""
 
     request: str
     tokens: int
-    """That it has after the step."""
+    """Tokens of the request after the step."""
     stays: int
-    """How many layers are in memory from step to step."""
+    """Number of resident layers."""
     reads_ahead: bool
     coming: dict[int, Future[None]] = field(default_factory=dict)
 
 
 def _states_of(request: str) -> str:
-    """Key of a request's states in a tier, apart because they do not grow."""
+    """Key of a request's states in a tier. They have their own key because they do not grow."""
     return f"{request} states"
 
 
 def _states_shape(states: list[NDArray[np.float32]]) -> KVShape:
-    """Each like a layer with one head of one number: the first half as keys, the rest as values."""
+    """The states as layers of one head: the first half of each as keys, the rest as values."""
     layer = KVLayer(num_kv_heads=1, row_bytes=states[0].itemsize)
     return KVShape(layers=(layer,) * len(states), context_tokens=max(map(_half, states)))
 

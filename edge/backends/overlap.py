@@ -1,7 +1,7 @@
-"""Steps in two halves: the sums of one half overlap the products of the other. Pure.
+"""Steps in two halves, so that the sums of one half overlap the products of the other. Pure.
 
-All shards of a stage must decide alike, on every back end, or their sums would not meet. So the
-decision depends only on the step and the stage.
+All shards of a stage must divide a step alike, on every back end, or their sums would not match. So
+the decision depends only on the step and the stage.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MIN_TOKENS = 256
 machine: chunks of 256 were read 1.07 times as fast in halves, chunks of 128 only 0.85 times."""
 
 _ROWS = 32
-"""The first half is the multiple next to the middle: the kernels take rows in blocks."""
+"""The first half is a multiple of this, because kernels take rows in blocks."""
 
 
 def parts_of(step: Step, *, is_split: bool) -> tuple[Step, ...]:
     """The step, or its two halves if the stage is split and the chunk is large.
 
-    The second half's attention reads the keys of the first, which is computed before it in every
-    layer; so the result is that of two chunks.
+    Every layer computes the first half before the second, whose attention reads the first half's
+    keys. So the result is that of two chunks.
     """
     tokens = step.num_tokens
     if not is_split or step.batch > 1 or tokens < MIN_TOKENS:
@@ -39,7 +39,7 @@ def parts_of(step: Step, *, is_split: bool) -> tuple[Step, ...]:
         tokens=entry.tokens[cut:],
         logit_rows=min(entry.logit_rows, rest),
     )
-    # The first half may want none of the rows: that is no step with hidden states then.
+    # A first half without requested rows is not a step with hidden states.
     return tuple(
         Step(entries=(half,), states=step.states and half.logit_rows > 0)
         for half in (first, second)

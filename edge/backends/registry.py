@@ -1,7 +1,7 @@
-"""The back ends, and the choice of one.
+"""The registry of back ends.
 
-Each is a folder of this package with `backend.py`, imported only when it is opened. Its name stands
-in `edge.protocol.peer_info`, for planning.
+Each is a folder of this package with `backend.py`, imported only when it is opened. Planning knows
+its name from `edge.protocol.peer_info`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def usual_backend() -> str:
 
 
 def open_backend(name: str, *, threads: int) -> Backend:
-    """Raises RequestError for an unknown name or one that cannot run here."""
+    """The back end of this name. Raises RequestError if it is unknown or cannot run here."""
     if name not in BACKENDS:
         known = ", ".join(BACKENDS)
         raise RequestError(f"back end {name!r} is not one of {known}", remedy=f"one of {known}")

@@ -18,7 +18,7 @@ from edge.weights.recipe import StoredMatrix
 
 
 class ShardArrays:
-    """The tensors of a shard's file as numpy arrays, read when they are asked for."""
+    """The tensors of a shard's file as numpy arrays, read on demand."""
 
     def __init__(
         self, layout: ShardLayout, weights: ShardWeights, weight_format: WeightFormat
@@ -32,7 +32,7 @@ class ShardArrays:
         return name in self._entries
 
     def read(self, name: str, rows: Sequence[int] | None = None) -> NDArray[Any]:
-        """The whole tensor, or some of its rows. Raises CheckpointError where the file was cut."""
+        """The tensor, or some of its rows. Raises CheckpointError if the file is truncated."""
         entry = self._entries[name]
         dtype = numpy_dtype(entry.dtype)
         if rows is None:
@@ -49,38 +49,38 @@ class ShardArrays:
         found = np.fromfile(self.path, dtype, count, offset=offset)
         if found.size != count:
             raise CheckpointError(
-                f"{self.path} ends within {name}: it is not the file that was written",
+                f"{self.path} ends within {name}: the file was changed",
                 remedy="load the model again",
             )
         return found
 
     def entry(self, name: str) -> TensorEntry:
-        """Where it lies in the file."""
+        """The place of a tensor in the file."""
         return self._entries[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
     def vector(self, name: str) -> NDArray[np.float32] | None:
-        """None where the shard has no such vector."""
+        """A vector; None if the shard lacks it."""
         return self.read(name) if name in self else None
 
     def stored(self, name: str) -> tuple[StoredMatrix, ...]:
-        """A matrix of the layout, by runs of one kind."""
+        """The stored parts of a matrix, one for each kind."""
         return self.format.recipe.stored(self.layout.matrix(name))
 
     def matrix(self, stored: StoredMatrix) -> Any:
-        """What kernels of its kind are given."""
+        """A stored matrix in the form for kernels of its kind."""
         return stored.kind.matrix(
             lambda suffix: self.read(f"{stored.name}.{suffix}"), stored.columns
         )
 
     def floats(self, stored: StoredMatrix, rows: Sequence[int]) -> NDArray[np.float32]:
-        """Some of its rows, dequantized [rows, columns]."""
+        """Some rows of a stored matrix, dequantized [rows, columns]."""
         values = stored.kind.floats(lambda suffix: self.array(stored, suffix, rows), stored.columns)
         return values[:, stored.padding :]
 
     def array(self, stored: StoredMatrix, suffix: str, rows: Sequence[int]) -> NDArray[Any]:
-        """What one of its arrays has of some of its rows."""
+        """The part of one of its arrays that belongs to these rows."""
         of_all = suffix in stored.kind.arrays_of_all_rows
         return self.read(f"{stored.name}.{suffix}", None if of_all else rows)

@@ -11,7 +11,7 @@ from edge.offload import PIECE_BYTES, TensorEntry, piece_digest
 
 
 class WatchedFile:
-    """Some tensors of a file, which was hashed before. `close` it."""
+    """Watches some tensors of a file that was hashed before. Close it after use."""
 
     def __init__(self, path: Path, tensors: Sequence[TensorEntry]) -> None:
         self._path = path
@@ -22,8 +22,8 @@ class WatchedFile:
     def check(self) -> None:
         """Raises CheckpointError if the tensors have changed.
 
-        Takes a microsecond, unless the file was written to: then all tensors are read. Equal bytes,
-        as a second coordinator may write, are no harm.
+        Takes a microsecond, unless the file was written to: then all tensors are read. Writes of
+        equal bytes, as by a second coordinator, are harmless.
         """
         version = self._version_now()
         if version == self._version:
@@ -35,7 +35,7 @@ class WatchedFile:
                     raise CheckpointError(
                         f"{self._path} was written to while a model was computed from it: it has "
                         f"other bytes at {offset:,}",
-                        remedy="load the model again, which mends it",
+                        remedy="load the model again, which repairs it",
                     )
         self._version = version
 
@@ -46,6 +46,6 @@ class WatchedFile:
             self._file = -1
 
     def _version_now(self) -> tuple[int, ...]:
-        """Another one after each write; that the file gets or loses a name is none."""
+        """A version that changes with each write, but not when the file gets or loses a name."""
         status = os.fstat(self._file)
         return status.st_mtime_ns, status.st_size

@@ -19,7 +19,7 @@ HUGE_PAGE_BYTES = 2 << 20
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MOST_MMAP_THRESHOLD = 32 << 20
-"""glibc's maximum."""
+"""glibc's maximum of the threshold in bytes from which allocations are mapped."""
 
 _MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 14, 15
 """Linux's values; the mmap module has them only in some builds of Python."""
@@ -36,7 +36,7 @@ _TUNABLES = "GLIBC_TUNABLES"
 _HUGE_FROM_MALLOC = "glibc.malloc.hugetlb=1"
 """Since glibc 2.35: malloc uses huge pages in the system's mode madvise."""
 _ONE_ARENA = "glibc.malloc.arena_max=1"
-"""One heap for all threads: with its own, each thread would keep its freed memory."""
+"""One heap for all threads, because with its own each thread would keep its freed memory."""
 
 
 def with_malloc_settings(environment: Mapping[str, str]) -> dict[str, str]:

@@ -7,34 +7,33 @@ from edge.host.free_memory import free_memory_bytes, process_memory, usable_memo
 from edge.memory.ledger import Baseline
 
 LARGE_FRAMES_BYTES = 23 << 20
-"""Bytes of frames that are read or wait to be answered, of all coordinators together."""
+"""Bytes of frames that are being read or wait for an answer, of all coordinators together."""
 
 WORK_BYTES = LARGE_FRAMES_BYTES + (17 << 20)
-"""Overhead of a daemon once it works: those frames, mostly pieces of weights on their way to disk,
-and 15 to 20 MiB of code and tables of ONNX Runtime that the first session touches."""
+"""Overhead of a working daemon: those frames, mostly pieces of weights before they reach the disk,
+and 15 to 20 MiB of ONNX Runtime's code and tables that the first session loads."""
 
 USUAL_BASELINE_BYTES = 125 << 20
-"""What a daemon's baseline comes to, where there is none to ask: 83 MiB are resident once it
-listens."""
+"""A daemon's usual baseline, for plans without a daemon. 83 MiB are resident once it listens."""
 
 
 def process_baseline() -> Baseline:
-    """The baseline, measured now: call it after all imports, and before the process serves."""
+    """The baseline of this process, measured now. Call after all imports and before serving."""
     return Baseline(process_bytes=process_memory()["resident_bytes"], work_bytes=WORK_BYTES)
 
 
 def device_baseline() -> Baseline:
-    """The baseline of a device with memory of its own: the process's part counts as used, not as
-    free; a step's scratch space comes on top."""
+    """The baseline of a device with its own memory, whose free bytes already exclude the process's
+    part. Scratch space of steps comes on top."""
     return Baseline(process_bytes=0, work_bytes=WORK_BYTES)
 
 
 def budget_bytes(asked_bytes: int | None, baseline: Baseline) -> int:
-    """What to promise: what was asked for, as far as the control group leaves it.
+    """The budget for a request of `asked_bytes`, within the limit of the control group.
 
-    None asks for what is usable; where that is little, for the minimum, if it is free.
+    None asks for the usable memory, or for the minimum if that is more and free.
     """
-    # Of what this process has, only that is surely counted as taken; files may be others' to pay.
+    # Only anonymous memory is certainly charged to this process; files may be charged to others.
     own_bytes = process_memory()["anonymous_bytes"]
     if asked_bytes is None:
         most_bytes = own_bytes + free_memory_bytes()

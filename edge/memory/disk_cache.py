@@ -1,4 +1,4 @@
-"""Contents of Edge's caches on this disk, by model and age; and removal of unused files."""
+"""Lists Edge's caches on this disk by model and age, and removes unused files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_PEERS = {
     "shards": "shards",
     "packed": "packed shards",
 }
-"""Weights that coordinators sent to this device, and what was packed of them to be streamed."""
+"""Weights that coordinators sent to this device, and packed weights made from them."""
 _OF_FOLDERS = {
     **OF_PEERS,
     "quantized": "rounded weights",
@@ -32,17 +32,19 @@ _OF_FILES = {
     "bench": "benchmark models",
 }
 _CACHES = {**_OF_FOLDERS, **_OF_FILES}
-"""Folders below the root of all caches."""
+"""Kinds of caches, with their folders below the root of all caches."""
 _DOWNLOADS = "downloads"
 KINDS = {**_CACHES, _DOWNLOADS: "unfinished downloads"}
-"""What may be kept, in words."""
+"""Kinds of cached files, with their names for people."""
 
 
 def kept_files(
     root: Path, *, kinds: Collection[str] = tuple(_CACHES), user: str | None = None
 ) -> tuple[KeptFiles, ...]:
-    """The least recently used first. `user`: for this device; what is others' is told as one, since
-    a shard's name is a hash of what is in it, and its size says nearly as much.
+    """Cached files, the least recently used first.
+
+    user: the device that asks. Files of others are joined to one entry, because a shard's name is a
+    hash of its contents, and its size reveals nearly as much.
 
     Raises RequestError for a cache that cannot be read.
     """
@@ -88,8 +90,8 @@ def remove_kept(
     kinds: Collection[str] = tuple(_CACHES),
     user: str | None = None,
 ) -> None:
-    """Remove the unused ones of these; of `user` only what it sent. Names of other users are no
-    error.
+    """Remove the unused ones of these files. user: remove only what this device sent, and ignore
+    other names.
 
     Raises RequestError for a cache that cannot be written.
     """
@@ -123,7 +125,7 @@ def unfinished_downloads(hub_cache: Path) -> Iterator[KeptFiles]:
 
 
 def remove_unfinished(hub_cache: Path, names: Collection[str]) -> None:
-    """Remove those of these that are not being fetched now."""
+    """Remove these unfinished downloads, except those in progress."""
     for path in hub_cache.glob(f"*/blobs/*{UNFINISHED}"):
         name = f"{_DOWNLOADS}/{path.relative_to(hub_cache)}"
         if name in names and not is_written(path.parent):
@@ -139,9 +141,9 @@ def _folders(root: Path, kind: str) -> list[KeptFolder]:
 
 @contextlib.contextmanager
 def _cache(root: Path) -> Iterator[FolderCache]:
-    """Under its lock."""
+    """A cache of folders, with its lock held."""
     try:
-        cache = FolderCache(root, 0)  # nothing is put there
+        cache = FolderCache(root, 0)  # no room is needed
         with cache.locked():
             yield cache
     except StoreError as error:
@@ -149,7 +151,7 @@ def _cache(root: Path) -> Iterator[FolderCache]:
 
 
 def _of_files(root: Path, kind: str, now_s: float) -> Iterator[KeptFiles]:
-    """Small files of one kind together."""
+    """The small files of one kind, as one entry."""
     nbytes, newest_s = 0, 0.0
     for path in (root / kind).rglob("*"):
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The budget of keys and values in a peer's memory and on its disk, shared out to sessions."""
+"""The budget of keys and values in a peer's memory and on its disk, divided among sessions."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from edge.weights.layout import ShardLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvShare:
-    """One session's."""
+    """The part of the budget of one session."""
 
     memory_bytes: int
     disk_bytes: int
     host_bytes: int
-    """Memory of a device's host, where that is another: what is filled before the disk, and
-    what a layer of a request that is longer than the device's memory passes through."""
+    """Host memory of a device with its own memory: the tier that is filled before the disk, and the
+    buffer for layers of requests longer than the device's memory."""
     tier: KVTier | None
-    """The host's memory and the disk, as one."""
+    """The host's memory and the disk as one tier."""
     host: KVTier | None
     disk: KVTier | None
     prefixes: PrefixStore | None
 
 
 class KvRoom:
-    """All of a peer's. `close` it at the end."""
+    """The budget of keys and values of a peer. Close it at the end."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class KvRoom:
         disk: tuple[Path, int] | None,
         user_prefix_bytes: int | None = None,
     ) -> None:
-        """disk: a folder and the bytes that it may hold; user_prefix_bytes: the most of them for
-        the beginnings of prompts of one device.
+        """disk: a folder and its limit in bytes. user_prefix_bytes: the most of them for cached
+        prefixes of one device.
 
-        Raises RequestError when the folder cannot be used, or another daemon uses it.
+        Raises RequestError if the folder cannot be used, or another daemon uses it.
         """
         self._memory_bytes = memory_bytes
         self._folder, self._disk_bytes = disk or (Path(), 0)
@@ -75,7 +75,7 @@ class KvRoom:
 
     @property
     def free_memory_bytes(self) -> int | None:
-        """None where only the whole memory is limited."""
+        """Free bytes for keys and values; None if only the whole memory is limited."""
         if self._memory_bytes is None:
             return None
         return self._memory_bytes - sum(share.memory_bytes for share in self._shares)
@@ -85,8 +85,8 @@ class KvRoom:
         return self._disk_bytes - sum(share.disk_bytes for share in self._shares)
 
     def fit(self, unused_bytes: int) -> None:
-        """Set the unused memory. The prefix cache gets half of it at most, so that other programs
-        find some, too; any excess is evicted before this returns."""
+        """Set the unused memory. The prefix cache gets at most half of it, which leaves some to
+        other programs. Evicts any excess before it returns."""
         if self._memory_bytes is not None:
             unused_bytes = min(unused_bytes, self._memory_bytes)
         self.beginnings.limit(unused_bytes // 2)
@@ -94,9 +94,10 @@ class KvRoom:
     def share(
         self, assignment: Assignment, layout: ShardLayout, *, host_bytes: int | None = None
     ) -> KvShare:
-        """What a session was promised; `give_back` it. Raises CapacityError if it is not free.
+        """Reserve a session's part; return it with `give_back`. Raises CapacityError if too little
+        is free.
 
-        host_bytes: free in the memory of the device's host, where that is another.
+        host_bytes: free host memory of a device with its own memory.
         """
         token_bytes = cache_token_bytes(layout, assignment.kv_dtype)
         limits = assignment.limits
@@ -109,14 +110,14 @@ class KvRoom:
         free_bytes = self.free_memory_bytes
         if free_bytes is not None and memory_bytes > free_bytes:
             raise CapacityError(
-                f"keys and values of {format_size(memory_bytes)} are asked for and "
-                f"{format_size(free_bytes)} are free for them",
+                f"keys and values need {format_size(memory_bytes)}, and {format_size(free_bytes)} "
+                "are free for them",
                 remedy="give the peer more --kv-memory, or load the model with fewer "
                 "context_tokens",
             )
         if disk_bytes > self.free_disk_bytes:
             raise CapacityError(
-                f"{format_size(disk_bytes)} on disk are asked for keys and values and "
+                f"keys and values need {format_size(disk_bytes)} on disk, and "
                 f"{format_size(self.free_disk_bytes)} are free",
                 remedy="load the model again",
             )
@@ -154,7 +155,7 @@ class KvRoom:
         return share
 
     def give_back(self, share: KvShare) -> None:
-        """Its session is over."""
+        """Return the part of a session that is over."""
         self._shares.remove(share)
         if share.tier is not None:
             share.tier.close()
@@ -165,7 +166,7 @@ class KvRoom:
 
 
 def _locked(folder: Path) -> FileIO:
-    """Held for as long as it is open: two daemons would take the same room twice."""
+    """The folder's lock, held while the file is open, so that two daemons do not share its room."""
     try:
         DiskKVTier(folder, 0).close()
         lock = (folder / ".lock").open("ab", buffering=0)
@@ -177,7 +178,7 @@ def _locked(folder: Path) -> FileIO:
         lock.close()
         raise RequestError(
             f"another peer keeps keys and values in {folder}",
-            remedy="give each a folder of its own",
+            remedy="give each peer its own folder",
         ) from None
     except OSError as error:
         lock.close()

@@ -1,7 +1,7 @@
 """The ledger of a device's memory: budget, uses, free bytes. Pure.
 
-The budget is that of the whole process. Its baseline is taken first; the rest is for models, and
-each is entered, line by line, before anything is allocated for it.
+The budget is that of the whole process. Its baseline comes first and the rest is for models. A use
+is entered before its memory is allocated.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
 
 LEAST_MODEL_BYTES = 8 << 20
-"""A promise that leaves less than this to models is of no use to anybody."""
+"""Least bytes that a budget must leave to models."""
 
 MEASURING = "measuring "
-"""Prefix of the names of uses that are over in moments."""
+"""Prefix of the names of short measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +24,18 @@ class Use:
     """Memory that one shard, or a measurement, takes of its device."""
 
     weight_bytes: int = 0
-    """Held all the time, the window of streamed layers included."""
+    """Weights in memory, with the window of streamed layers."""
     kv_bytes: int = 0
     buffer_bytes: int = 0
-    """What a step computes with."""
+    """Buffers of a step."""
     streamed_bytes: int = 0
-    """Read from disk for each step; takes no memory."""
+    """Weights that each step reads from disk. They take no memory."""
     host_bytes: int = 0
-    """What its host holds for a device with memory of its own. Not a part of the total."""
+    """Host memory for a device with its own memory. Not part of the total."""
 
     @property
     def model_bytes(self) -> int:
-        """Weights and KV cache: what plans count."""
+        """Weights and KV cache, which plans count."""
         return self.weight_bytes + self.kv_bytes
 
     @property
@@ -45,12 +45,12 @@ class Use:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Memory that the process takes with no model loaded."""
+    """Memory of the process without models."""
 
     process_bytes: int
     """Resident once everything is imported."""
     work_bytes: int
-    """More of that while it works: code that was not used yet, pieces of weights on their way."""
+    """Further bytes while it works, for code on first use and pieces of weights in transfer."""
 
     @property
     def total(self) -> int:
@@ -58,7 +58,7 @@ class Baseline:
 
     @property
     def minimum_bytes(self) -> int:
-        """The least that can be promised."""
+        """The least possible budget."""
         return self.total + LEAST_MODEL_BYTES
 
     def __str__(self) -> str:
@@ -70,13 +70,13 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """Changes are new ledgers. Uses have names, of sessions or others."""
+    """An immutable ledger; changes return new ones. Uses are named, for example by session."""
 
     budget_bytes: int
-    """The promise."""
+    """Memory that the process may take in all."""
     baseline: Baseline
     model_limit_bytes: int | None = None
-    """The most that weights and KV caches may take together; None: what the promise leaves."""
+    """Most bytes of weights and KV caches together; None: no limit but the budget."""
     uses: Mapping[str, Use] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -108,8 +108,8 @@ class Ledger:
         return max(0, min(self.free_bytes, self.model_limit_bytes - taken))
 
     def with_use(self, name: str, use: Use) -> Ledger:
-        """The ledger with a further use. Raises CapacityError, with remedies, when its bytes are
-        not free."""
+        """The ledger with a further use. Raises CapacityError, with remedies, if it does not
+        fit."""
         others = self.without(name)
         lacking = max(use.total - others.free_bytes, use.model_bytes - others.model_free_bytes)
         if lacking > 0:
@@ -127,7 +127,7 @@ class Ledger:
 
 
 def in_words(use: Use) -> str:
-    """The lines of a use for people."""
+    """The bytes of a use, for people."""
     return (
         f"{format_size(use.weight_bytes)} weights, {format_size(use.kv_bytes)} KV cache, "
         f"{format_size(use.buffer_bytes)} buffers"

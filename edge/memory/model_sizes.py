@@ -26,9 +26,9 @@ def model_facts(
     wire: Wire = "float32",
     expert_uses: tuple[tuple[float, ...], ...] = (),
 ) -> ModelFacts:
-    """Bytes of each piece of the model in a peer's memory, packed for its kernels.
+    """Bytes of each part of the model in a peer's memory, packed for its kernels.
 
-    With `wire` "auto" hidden states count as float32, though some links may carry less.
+    With `wire` "auto", hidden states count as float32, though some links may send fewer bytes.
     """
     hidden = spec.hidden_size
 
@@ -87,8 +87,8 @@ def model_facts(
 
 
 def _kept(spec: ModelSpec) -> tuple[int, ...]:
-    """How many `ModelSpec.kept` has, of each layer; in one look at the layers, of which a file may
-    name thousands."""
+    """The size of `ModelSpec.kept` for each layer, in one pass, because a file may name thousands
+    of layers."""
     last_uses = {
         each.keys_of: number for number, each in spec.attentions.items() if each.keys_of is not None
     }
@@ -100,12 +100,12 @@ def _kept(spec: ModelSpec) -> tuple[int, ...]:
 
 
 def attended_heads(mixer: Mixer) -> int:
-    """Heads of each unit that look at earlier tokens, one by one."""
+    """Query heads of each unit that attend to earlier tokens; 0 for other mixers."""
     return mixer.num_heads // mixer.num_units if isinstance(mixer, Attention) else 0
 
 
 def _cut_by_columns(spec: ModelSpec) -> set[str]:
-    """Roles of feed-forward blocks' matrices of which a shard with some units has some columns."""
+    """Roles of feed-forward matrices that are divided by columns."""
     return {
         role
         for kind in spec.kinds

@@ -1,4 +1,4 @@
-"""Fitting loaded shards to another promise: which of them read how many layers from disk. Pure."""
+"""Fits loaded shards to a new memory budget by streaming more or fewer of their layers. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from edge.memory.ledger import Ledger, Use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebalanceOptions:
-    """What one shard would take with some numbers of its layers read from disk."""
+    """The memory of a shard with various numbers of layers read from disk."""
 
     uses: Mapping[int, Use]
-    """By such numbers, in ascending order."""
+    """Uses by the number of such layers, in ascending order."""
     planned: int
-    """The first of them, as it was loaded: it never reads fewer."""
+    """The first of these numbers, with which it was loaded. It never reads fewer layers."""
 
 
 def fit(
     ledger: Ledger, budget_bytes: int, shards: Mapping[str, RebalanceOptions]
 ) -> tuple[Ledger, dict[str, int]]:
-    """The ledger of the new promise, and how many layers each shard reads from disk under it.
+    """The ledger with the new budget, and the number of layers that each shard reads from disk.
 
-    As few as possible; the shard that holds most gives first. Raises RequestError, with the
-    minimum and why, for a promise that cannot be kept even if all of them read every layer.
+    The numbers are as small as possible; the largest shard gives first. Raises RequestError, with
+    the minimum and its parts, for a budget that is too small even if all layers are streamed.
     """
     least = {
         name: min(each.uses.values(), key=lambda use: use.total) for name, each in shards.items()
@@ -38,7 +38,7 @@ def fit(
             f"a budget of {format_size(budget_bytes)} is below the minimum of "
             f"{format_size(minimum_bytes)}: {ledger.baseline}, and "
             + (
-                f"what is loaded takes {format_size(models)} even with every layer read from disk"
+                f"loaded models take {format_size(models)} even with every layer read from disk"
                 if shards
                 else "a model needs room, too"
             )
@@ -61,12 +61,12 @@ def fit(
 
 
 def _taken(ledger: Ledger, changed: Mapping[str, Use]) -> int:
-    """By the process and every use, some of which are changed."""
+    """Bytes of the process and of all uses, some of which are changed."""
     return ledger.baseline.total + sum(use.total for use in {**ledger.uses, **changed}.values())
 
 
 def _next(shard: RebalanceOptions, count: int) -> int | None:
-    """The next number with which the shard takes less; None where there is none."""
+    """The next number of streamed layers with which the shard takes less; None if there is none."""
     now = shard.uses[count].total
     return next(
         (more for more, use in shard.uses.items() if more > count and use.total < now), None

@@ -1,4 +1,4 @@
-"""Memory that a shard takes of its peer, from its assignment alone. Pure."""
+"""Memory of a shard on its peer, computed from its assignment. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from edge.weights.formats import KvDtype
 from edge.weights.layout import ShardLayout, shard_layout, whole_layout
 
 _MOST_NUMBERS = 128
-"""Numbers of layers on disk that are considered, from none to all: with 4,096 layers 2 s of
-work."""
+"""Most numbers of streamed layers that are considered. With 4,096 layers this takes 2 s."""
 
 
 def shard_use(
@@ -34,10 +33,10 @@ def shard_use(
     host_bytes: int | None = None,
     streamed: int | None = None,
 ) -> Use:
-    """Memory of the shard, with `streamed` layers on disk, or as many as its plan says.
+    """Memory of the shard. streamed: layers on disk; None: the number in its plan.
 
-    host_bytes: memory that a device's host has for it; None: the device has no memory of its own.
-    Raises PlanError of `partition` for a plan that is not for the model.
+    host_bytes: host memory for a device with its own memory; None: the device has none.
+    Raises PlanError of `partition` for a plan of another model.
     """
     stage, rank = assignment.stage, assignment.rank
     if streamed is not None:
@@ -49,7 +48,7 @@ def shard_use(
 
 
 def _facts(assignment: Assignment, manifest: Manifest) -> ModelFacts:
-    """Raises PlanError of `partition` for a plan that is not for the model."""
+    """The model's sizes. Raises PlanError of `partition` for a plan of another model."""
     embeddings = [tensor for tensor in manifest.tensors if tensor.name == "embedding"]
     facts = model_facts(
         assignment.model,
@@ -68,7 +67,7 @@ def _use(
     plan, stage, rank = assignment.plan, assignment.stage, assignment.rank
     limits = assignment.limits
     workload = Workload(reserved_tokens=limits.cached_tokens, states=limits.states)
-    # Of this seat alone: a device that has two has a session for each.
+    # This seat only: a device with two seats has a session for each.
     use = plan.stages[stage].shards[rank].memory(plan.place(stage), facts, workload)
     widths = Widths.of_shard(
         assignment.model,
@@ -80,7 +79,7 @@ def _use(
     beside_bytes = buffer_bytes(widths, limits)
     kv_bytes = use.kv_bytes + use.state_bytes
     if layout.streamed_layers:
-        # A large vocabulary may take more to load than there is of layers and cache afterwards.
+        # Loading a large vocabulary may take more than layers and cache do afterwards.
         head_bytes = len(layout.vocab) * facts.head_row_bytes
         load_bytes = head_bytes + head_load_bytes(layout, assignment.weight_format)
         beside_bytes = max(beside_bytes, load_bytes - weight_bytes - kv_bytes)
@@ -119,8 +118,8 @@ def check_plan(assignment: Assignment) -> None:
 
 
 def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> int:
-    """Host memory to keep for a shard: all that it could use, at any budget. Less what its keys and
-    values may need there on their way."""
+    """Host memory for a shard: all that it could use at any budget, less the buffer for its keys
+    and values."""
     count = len(assignment.plan.stages[assignment.stage].layers)
     passing = passing_bytes(assignment.layout, assignment.limits, assignment.kv_dtype)
     most = max(0, free_bytes - passing)
@@ -132,7 +131,7 @@ def rebalance_options(
 ) -> RebalanceOptions:
     """Memory of the shard with more layers on disk.
 
-    Of many layers the options are some apart: each takes time in proportion to the layers.
+    With many layers only some numbers are options, because each takes time to compute.
     """
     stage, rank, plan = assignment.stage, assignment.rank, assignment.plan
     facts = _facts(assignment, manifest)
@@ -161,7 +160,7 @@ def most_overhead(
     stream: bool,
     kv_dtype: KvDtype,
 ) -> int:
-    """The most that any shard of the model takes apart from weights and KV cache, in bytes."""
+    """Most bytes that any shard of the model takes beside weights and KV cache."""
     layout = whole_layout(spec)
     widths = replace(
         Widths.of_shard(spec, layout, kv_dtype=kv_dtype, observes=limits.observes),

@@ -1,7 +1,7 @@
-"""Memory overhead of a shard over weights and KV cache, to compute and to load. Pure.
+"""Memory of a shard beside weights and KV cache, for computing and for loading. Pure.
 
-Buffers that a program makes once have the sizes given here; temporary memory of its kernels is
-bounded by the largest step.
+Programs make their buffers with the sizes given here. Temporary memory of kernels is bounded by the
+largest step.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_bytes
 
 LOGIT_CHUNK_BYTES = 4 << 20
-"""Bytes of logits per step, when every row travels."""
+"""Bytes of logits per step, if the logits of all rows are sent."""
 
 _LOOSE_LAYER_BYTES = 1 << 19
-"""What the sessions of a layer take without its weights: measured 0.23 MiB with ONNX Runtime, and
-twice that where a layer is two graphs."""
+"""Bytes of a layer's sessions without its weights. Measured with ONNX Runtime: 0.23 MiB, and twice
+that if a layer is two graphs."""
 
 PAGE_BYTES = 4096
-"""What memory is given in: as small as it comes on any device, and nearly everywhere."""
+"""Bytes of a memory page: the smallest size of any device, and the usual one."""
 
 _BLOCK_TOKENS = 16
-"""The same on a GPU, of keys and values."""
+"""Tokens of a block of the paged KV cache on a GPU."""
 
 _SPARE_PAGE_BYTES = 2 << 20
-"""Pages that are kept for streamed weights and in use for none of them."""
+"""Bytes of pages for streamed weights that are currently unused."""
 
 _SPARE_STATES = 2
-"""Slots beyond those of requests: one to fill up a step, and one for a request on its way to a
-slot."""
+"""Slots beyond those of requests: one to fill up a step, and one for a request that is moving."""
 
 MOST_CALIBRATION_TOKENS = 128
-"""Enough that each channel's size is known to a few percent."""
+"""Tokens with which each channel's size is known to a few percent."""
 
 _FLOAT_BYTES = 4
 
@@ -61,26 +60,25 @@ class Widths:
     vocab_rows: int
     """Columns of the logits."""
     is_split: bool
-    """Other shards have parts of the logits."""
+    """Whether other shards have parts of the logits."""
     partial_parts: int = 1
-    """Hidden states' widths of what is summed over shards."""
+    """Width of sums over shards, in hidden states."""
     loose_layers: int = 0
-    """With graphs of their own, so that their weights may be on disk."""
+    """Number of layers with their own graphs, so that their weights may be on disk."""
     cache_token_bytes: int = 0
     """Bytes of one token's keys and values."""
     cache_page_tokens: int = 0
-    """What of them memory is given for at least."""
+    """Tokens in the smallest unit of memory for keys and values."""
     state_bytes: int = 0
-    """What layers have of one request however long it is."""
+    """Bytes of one request's states, at any length."""
     keeps_remainders: bool = False
     """Whether there are remainders in addition to codes of keys and values."""
     measured_token_bytes: int = 0
-    """Bytes of one token's keys and values in float32, where codes are made of them."""
+    """Bytes of one token's keys and values in float32, if they become codes."""
     observed_bytes: int = 0
-    """Bytes of what is summed up of its matrices' inputs."""
+    """Bytes of the sums over its matrices' inputs."""
     beside_values: int = 0
-    """Values of each row's side inputs: inputs of layers that others need, and of each layer by
-    token."""
+    """Values of a row's side inputs: inputs of layers that others need, and token inputs."""
 
     @classmethod
     def of_shard(
@@ -130,19 +128,19 @@ def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
 
 
 def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
-    """One request is given memory for this many tokens at once, on a GPU, too.
+    """Tokens in the smallest unit of memory for a request's keys and values, on any device.
 
-    Of the layers whose heads are smallest, which have most of them in a page.
+    The layers with the smallest heads decide, because most of their tokens fit into a page.
     """
     tokens = max(-(-PAGE_BYTES // size) for size in _row_sizes(spec, kv_dtype))
     return -(-tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS
 
 
 def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDtype) -> int:
-    """The tokens of memory that `tokens` tokens of one request take.
+    """The tokens for which one request of `tokens` tokens takes memory.
 
-    They may be more, because the keys of each head, and its values, fill whole pages. A request
-    with the whole context takes no more.
+    They may be more, because keys and values of each head fill whole pages, but never more than the
+    whole context.
     """
     page = page_tokens(spec, kv_dtype)
     is_aligned = not any(
@@ -153,7 +151,7 @@ def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDt
 
 
 def row_bytes(mixer: Attention, kv_dtype: KvDtype) -> int:
-    """Bytes of one token's key, or value, of one head."""
+    """Bytes of a token's key (or value) of one head."""
     dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
     return elements * np.dtype(dtype).itemsize
 
@@ -164,20 +162,20 @@ def _row_sizes(spec: ModelSpec, kv_dtype: KvDtype) -> set[int]:
 
 
 def layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
-    """Keys and values of one token."""
+    """Bytes of a token's keys and values in one layer."""
     if not isinstance(mixer, Attention):
         return 0
     return 2 * mixer.num_kv_heads * row_bytes(mixer, kv_dtype)
 
 
 def has_states(spec: ModelSpec, kv_dtype: KvDtype) -> bool:
-    """Requests have states, and so cannot be cut at any of their tokens."""
+    """Whether requests have states, so that they cannot be cut at any token."""
     return spec.has_states or keeps_remainders(kv_bits(kv_dtype))
 
 
 def layer_state_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
-    """Bytes that a layer has of one request in place of keys and values, or in addition to them,
-    however long it is."""
+    """Bytes of one request's states in a layer, at any length, in place of keys and values or in
+    addition to them."""
     if not isinstance(mixer, Attention):
         return _FLOAT_BYTES * mixer.state_values
     if not keeps_remainders(kv_bits(kv_dtype)):
@@ -188,22 +186,22 @@ def layer_state_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
 
 
 def state_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
-    """The same of all layers."""
+    """Bytes of one request's states in all layers."""
     mixers = [*layout.states.values(), *layout.caches.values()]
     return sum(layer_state_bytes(mixer, kv_dtype) for mixer in mixers)
 
 
 def calibration_tokens(limits: StepLimits) -> int:
-    """Tokens of the chunk by which scales are chosen.
+    """Tokens of the chunk from which scales are chosen.
 
-    No more than memory is kept for: all layers are looked at when it is computed.
+    All of its keys and values must fit into memory, because scales are chosen after all layers.
     """
     return min(MOST_CALIBRATION_TOKENS, limits.chunk_tokens, limits.cached_tokens)
 
 
 def passing_bytes(layout: ShardLayout, limits: StepLimits, kv_dtype: KvDtype) -> int:
-    """Keys and values of one layer of a request longer than memory, the largest: its host's buffer
-    on their way to a device with memory of its own."""
+    """Bytes of the host's buffer for one layer's keys and values of the longest request, between
+    disk and a device with its own memory."""
     if not limits.exceeds_memory:
         return 0
     sizes = (layer_token_bytes(mixer, kv_dtype) for mixer in layout.caches.values())
@@ -221,17 +219,17 @@ def most_batched(limits: StepLimits) -> int:
 
 
 def most_logits(widths: Widths, limits: StepLimits) -> int:
-    """Values of the most logits that a step may want of this shard."""
+    """Most logits that a step may ask of this shard, in values."""
     return max(most_batched(limits) * widths.vocab_rows, _evaluated(widths, limits))
 
 
 def _evaluated(widths: Widths, limits: StepLimits) -> int:
-    """The same of a step whose rows all travel."""
+    """Logits of the largest step of which all rows are sent, in values."""
     return min(limits.chunk_tokens * widths.vocab_rows, LOGIT_CHUNK_BYTES // _FLOAT_BYTES)
 
 
 def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
-    """The most that a shard takes over weights and KV cache while it computes any step."""
+    """Most bytes that a shard takes beside weights and KV cache while it computes any step."""
     values = _made_once(widths, limits) + _logits(widths, limits)
     loose = _loose_bytes(widths) if widths.loose_layers else 0
     return (
@@ -248,38 +246,37 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
 
 
 def _loose_bytes(widths: Widths) -> int:
-    """Over what layers in memory take: pages that no weights are in just now, and where experts
-    are brought in what goes between a layer's graphs, as far as no kernel has it else."""
+    """Further bytes for streamed layers: unused pages, and with streamed experts the values between
+    a layer's graphs that kernels would not hold otherwise."""
     experts = [part for part in widths.parts if isinstance(part, Experts)]
-    # Each half of a step may have a row for nothing of every expert.
-    nothing = 2 * max((len(part.held) + 1 for part in experts), default=0) * widths.hidden_size
-    return _SPARE_PAGE_BYTES * (2 if experts else 1) + _FLOAT_BYTES * nothing
+    # Each half of a step may have a padding row of every expert.
+    padding = 2 * max((len(part.held) + 1 for part in experts), default=0) * widths.hidden_size
+    return _SPARE_PAGE_BYTES * (2 if experts else 1) + _FLOAT_BYTES * padding
 
 
 def _moved_bytes(widths: Widths, limits: StepLimits) -> int:
-    """Where there is a disk for keys and values: the block of a prompt that is on its way."""
+    """Bytes of the block of a prompt between memory and disk, if keys and values may go to disk."""
     return limits.chunk_tokens * widths.cache_token_bytes if limits.disk_tokens else 0
 
 
 def _measured_bytes(widths: Widths, limits: StepLimits) -> int:
-    """What keys and values take that scales are chosen by, more than the codes do later on."""
+    """Further bytes of the float32 keys and values from which scales are chosen, over the codes."""
     measured_bytes = calibration_tokens(limits) * widths.measured_token_bytes
     return max(0, measured_bytes - limits.cached_tokens * widths.cache_token_bytes)
 
 
 def most_results(part: Experts, rows: int) -> int:
-    """Rows of results that experts may have in a step, those for nothing among them: an expert has
-    one of these where the number of its others is odd. One stands for all experts that are
-    elsewhere."""
+    """Most rows of experts' results in a step. An expert with an odd number of rows has a padding
+    row, and one row stands for all experts of other shards."""
     uses, held = rows * part.top_k, len(part.held)
     return part.is_part + uses + (min(uses, held) if rows > 1 else 0)
 
 
 def stacked_experts_fit(part: Experts, hidden_size: int, threads: int) -> bool:
-    """Whether a node of all experts takes no more than is kept for a step's rows.
+    """Whether a node for all experts fits into the memory for a step's rows.
 
-    Each thread of it has results of its own for all uses of experts, and what one expert is given
-    and makes, which all rows may go through; the inputs and the results are in addition to these.
+    Each of its threads has results for all uses of experts, and inputs and outputs of one expert
+    for up to all rows. The node's own inputs and results are in addition.
     """
     of_uses = part.top_k * ((2 + threads) * hidden_size + part.num_experts)
     of_expert = threads * (3 * hidden_size + 4 * part.columns)
@@ -289,12 +286,11 @@ def stacked_experts_fit(part: Experts, hidden_size: int, threads: int) -> bool:
 def load_bytes(
     layout: ShardLayout, weight_format: WeightFormat, *, stacks_experts: bool = True
 ) -> int:
-    """More than its weights that a shard takes while it is loaded as a whole.
+    """Bytes beside its weights that a shard takes while it is loaded as a whole.
 
-    Weights are packed one by one, out of the file; but the pages of scales that were read stay
-    until all are packed. Layers that may be read from disk are packed one by one, in the room that
-    is kept for their window. `stacks_experts`: the matrices of a layer's experts may be packed as
-    one.
+    Weights are packed one by one from the file, but pages of scales stay until all are packed.
+    Streamed layers are packed one by one, in the memory of their window. stacks_experts: a layer's
+    experts may be packed as one matrix.
     """
     largest: dict[str, int] = {}
     stay = 0
@@ -310,9 +306,9 @@ def load_bytes(
 
 
 def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
-    """More than the head itself that a shard whose layers may be on disk takes to pack it.
+    """Bytes beside the head itself that a streaming shard takes to pack it.
 
-    At that time it holds no layer and no cache. What the head is packed from stays until it is.
+    The shard holds no layer and no cache then. The unpacked head stays until packing ends.
     """
     heads = [matrix for matrix in layout.matrices if matrix.name == "head"]
     stored = weight_format.recipe.all_stored(heads)
@@ -320,7 +316,7 @@ def head_load_bytes(layout: ShardLayout, weight_format: WeightFormat) -> int:
 
 
 def _made_once(widths: Widths, limits: StepLimits) -> int:
-    """A pair of hidden states, one of what is added to them, rotary tables."""
+    """Values of buffers made once: two hidden states, two addends, side inputs, rotary tables."""
     rotations = {part.rotary for part in widths.parts if isinstance(part, Attention)}
     table_columns = sum(each.turned_elements for each in rotations)
     states = 2 * (1 + widths.partial_parts) * widths.hidden_size
@@ -330,10 +326,10 @@ def _made_once(widths: Widths, limits: StepLimits) -> int:
 
 
 def activation_bytes(widths: Widths, limits: StepLimits) -> int:
-    """What is alive at once in a layer in the largest step, however its kernels keep it.
+    """Bytes that are alive at once in a layer of the largest step, with any kernels.
 
-    Normed and residual states, and what mixers and feed-forward blocks have. Those are never alive
-    at once, but the arena keeps the blocks of every kind.
+    Counts normed and residual states, mixers and feed-forward blocks. The latter two are not alive
+    at once, but the arena keeps the blocks of each kind.
     """
     largest: dict[str, int] = {}
     for part in widths.parts:
@@ -348,6 +344,6 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
 
 
 def _logits(widths: Widths, limits: StepLimits) -> int:
-    """The buffer and a message; at a split stage's sampler also those of the other shards."""
+    """Values of the logits' buffer and message; in a split stage also those of other shards."""
     copies = 3 if widths.is_split else 1
     return copies * most_logits(widths, limits) + _evaluated(widths, limits)

@@ -1,4 +1,4 @@
-"""Overhead of an expert that is brought into memory and computed by a graph of its own.
+"""Overhead of an expert that is read into memory and computed by a separate graph.
 
 A few layers with as many experts as a token uses are measured twice: as with all experts in memory,
 and as with some on disk. In both cases all are found in memory, so the difference excludes the
@@ -21,7 +21,7 @@ _TURNS = 24
 
 
 def brings_experts(backend: Backend) -> bool:
-    """Whether the back end brings single experts in. A device with its own memory copies whole
+    """Whether the back end reads single experts. A device with its own memory copies whole
     layers."""
     return not backend.has_own_memory and not backend.is_stand_in
 

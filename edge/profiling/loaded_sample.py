@@ -25,7 +25,7 @@ EARLY_POSITION = 15
 """Position of decoded tokens whose attention costs almost nothing."""
 
 Check = Callable[[], None]
-"""Raises if nobody waits for the measurement any more."""
+"""Raises if the measurement was cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Site:
 
     backend: Backend
     folder: Path
-    """For temporary weights."""
+    """Folder for temporary weights."""
     budget_bytes: int
     """Memory that may be used."""
     disk_bytes_per_s: float | None

@@ -78,7 +78,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
             of_one_row.extend(samples[0])
             return [statistics.median(sample) for sample in samples]
 
-        # Samples lie apart in time, so that a disturbance of seconds affects only one.
+        # Samples are apart in time, so that a disturbance of seconds affects only one.
         early = step_times()
         decode_attention_s, chunk_attention_s = _attention(site, order, caches)
         attention_s = tuple(
@@ -134,7 +134,7 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
 def _roughly(
     site: Site, order: Profile, loaded: LoadedSample, caches: Caches, *, busy: tuple[str, ...]
 ) -> PeerProfile:
-    """Two steps, once each: for a stand-in for a device, on which all others take minutes."""
+    """Rough rates by two single steps, for stand-ins, on which more would take minutes."""
     steps = (decode_step(1), chunk_step(REQUESTS))
     seconds_per_byte = tuple(loaded.seconds(step) / loaded.nbytes for step in steps)
     rates = ComputeRates(
@@ -178,8 +178,8 @@ def agreed(
 ) -> tuple[tuple[float, ...], float, bool]:
     """Medians of two samples of several times, or of three if two disagree in any of them.
 
-    `early`: the first sample. Also returns how far samples were apart at most (slowest over
-    fastest, less 1), and whether the third agreed with neither of the others.
+    early: the first sample. Also returns the largest spread of samples (slowest over fastest, minus
+    1), and whether no two of three samples agreed.
     """
     samples = [early, measure()]
     if any(_apart(pair) > THIRD_SAMPLE for pair in zip(*samples, strict=True)):
@@ -201,7 +201,7 @@ def spread_of(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def _less(seconds: float, fixed_s: float) -> float:
-    """A time less its fixed part, always positive: both have noise."""
+    """A time minus its fixed part; at least a tenth of it, because both have noise."""
     return max(seconds - fixed_s, 0.1 * seconds)
 
 

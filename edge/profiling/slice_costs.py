@@ -43,7 +43,7 @@ class SliceTimes:
     attention_bytes: int
     feed_forward_bytes: int
     attention_s: float
-    """Without reading the KV cache."""
+    """Seconds of attention without reading the KV cache."""
     feed_forward_s: float
 
     @property
@@ -60,9 +60,9 @@ class SliceCosts:
     """Measurements of slices."""
 
     slices: tuple[tuple[SliceTimes, SliceTimes], ...]
-    """For each step, a half and a narrow slice."""
+    """Times of a half and a narrow slice, for each step."""
     run_s: float
-    """A graph that adds two arrays and nothing else."""
+    """Seconds of a graph that only adds two arrays."""
     jitter: float
     """Standard deviation of a run's time, relative to its mean."""
     start_s: float
@@ -145,7 +145,7 @@ class _Turns:
     half: NDArray[np.float64]
     narrow: NDArray[np.float64]
     cold_s: tuple[float, ...]
-    """Steps of the half that began with cold caches."""
+    """Seconds of steps of the half that began with cold caches."""
 
 
 def _in_turn(

@@ -20,14 +20,14 @@ from edge.protocol.measurements import MAX_MESSAGE_BYTES, LinkGlance, LinkTimes,
 from edge.transport import Link, TransportError
 
 PROBE_LIMIT_S = 5.0
-"""Seconds until a probe ends, with what it has found."""
+"""Seconds until a probe ends with its measurements so far."""
 
 _ECHO, _TAKE, _GIVE, _END = range(4)
 
 _GLANCE_ECHOES = 10
 _GLANCE_MESSAGES = 5
 _LEAST_GLANCE_MESSAGES = 3
-"""With three, a message that was lost and repeated is not the median."""
+"""Least messages of a glance, so that a lost and repeated message is not the median."""
 _GLANCE_BYTES = 32 << 10
 """Size of a glance's message: 3 ms at 100 Mbit/s."""
 _GLANCE_SPAN_S = 0.03

@@ -22,7 +22,7 @@ class Acks(Generic[Peer, Answer]):
     def ask(self, request: str, peers: Iterable[Peer]) -> None:
         """Record that the peers are asked. Raises ValueError if the request is asked already."""
         if request in self._awaited:
-            raise ValueError("a question that is not answered yet")
+            raise ValueError("the earlier question about this request is not answered yet")
         self._awaited[request] = set(peers)
         self._given[request] = []
 
@@ -36,7 +36,7 @@ class Acks(Generic[Peer, Answer]):
         if awaited is None:
             raise ValueError("nothing was asked about this request")
         if peer not in awaited:
-            raise ValueError("an answer too many")
+            raise ValueError("this peer was not asked about the request, or has answered already")
         awaited.remove(peer)
         self._given[request].append(answer)
         if awaited:

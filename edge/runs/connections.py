@@ -53,14 +53,14 @@ class Connections:
     def check_sampler(self, client: PeerClient) -> None:
         """Raises ProtocolError for any other peer: only the sampler reports tokens."""
         if client is not self._clients.get(self._sampler_seat):
-            raise ProtocolError("only the peer that samples answers steps")
+            raise ProtocolError("only the peer that samples may answer steps")
 
     def seat_of(self, client: PeerClient) -> Seat:
         """The seat of the peer at this connection."""
         return next(seat for seat, each in self._clients.items() if each is client)
 
     async def link(self, places: Mapping[Seat, Place]) -> dict[Seat, str | None]:
-        """Link the shards to each other, all at once, as each waits for others.
+        """Link the shards to each other. All link at once, because each waits for others.
 
         Returns the digests of their KV caches.
         """
@@ -94,7 +94,7 @@ class Connections:
             raise PeerError(client.name, f"sent {len(answer.content)} bytes for sums of {expected}")
         found = np.frombuffer(answer.content, np.float32).reshape(shape)
         if not np.isfinite(found).all():
-            raise PeerError(client.name, "summed up inputs to NaN or infinity; restart it")
+            raise PeerError(client.name, "sent sums of inputs with NaN or infinity; restart it")
         return found
 
     async def post(self, post: Post, *, last_stage: Post | None = None) -> None:
@@ -118,12 +118,12 @@ class Connections:
         try:
             await gather_all(map(put, calls))
         except RequestError as error:
-            raise PeerError(client.name, f"takes no keys and values back: {error}") from error
+            raise PeerError(client.name, f"refuses its keys and values: {error}") from error
 
     def name_of(self, seat: Seat) -> str:
         """Name of the peer in a seat. Raises ProtocolError for a seat outside the plan."""
         if seat not in self._clients:
-            raise ProtocolError(f"a seat that the plan has not: {seat}")
+            raise ProtocolError(f"seat {seat} is not in the plan")
         return self._clients[seat].name
 
     async def ask(self, seat: Seat, post: Post) -> None:
@@ -147,7 +147,7 @@ class Connections:
         )
 
     async def hang_up(self) -> None:
-        """Disconnect at once; the peers free everything by themselves."""
+        """Disconnect at once. The peers then free everything."""
         for client in self.peers:
             await client.aclose()
 

@@ -1,5 +1,4 @@
-"""Delivery of a plan's shards to its peers: described, sent, opened. A shard may also be kept ready
-there for a plan that may follow."""
+"""Delivers the shards of a plan to its peers, opens them, and prepares shards of later plans."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Delivery:
     cache_root: Path
     tell: OnProgress = ignore_progress
     stop: StopFlag = field(default_factory=StopFlag)
-    """Tells the threads that quantize and hash that nobody waits for them any more."""
+    """Stops the threads that quantize and hash, when the delivery is cancelled."""
 
     def on_progress(self, event: Progress) -> None:
         self.stop.check()
@@ -58,7 +57,9 @@ class Delivery:
                 on_progress=self.on_progress,
             ),
             stop=self.stop.set,
-            discard=lambda opened: opened.close(),  # WeightSource, a protocol, closes nothing
+            discard=lambda opened: (
+                opened.close()
+            ),  # WeightSource.close, of a protocol, would do nothing
         )
         try:
             yield source

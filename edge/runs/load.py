@@ -1,4 +1,4 @@
-"""Loading: from a checkpoint and a plan to a run on its peers. Computes nothing."""
+"""Loads a checkpoint by a plan on its peers, and starts the run."""
 
 from __future__ import annotations
 
@@ -29,13 +29,12 @@ from edge.weights.token_reads import packed_bytes_of_token
 
 
 class ShareRefusedError(CapacityError):
-    """A device has no room for its part, in memory or on disk, though the plan says that it has.
-    The device is not lost."""
+    """A device lacks the memory or disk for its part, contrary to the plan. It is not lost."""
 
     def __init__(self, device: str, why: CapacityError) -> None:
         super().__init__(str(why))
         self.device = device
-        """Its id."""
+        """Id of the device."""
 
 
 async def load_model(
@@ -45,12 +44,13 @@ async def load_model(
     on_end: OnEnd,
     delivered: Mapping[Seat, Delivered] | None = None,
 ) -> PlanRun:
-    """Send what the peers lack, load, link. After a failure nothing stays behind.
+    """Send the missing weights, load the shards, link them. A failure leaves nothing behind.
 
-    peers: those of the plan, and perhaps others. on_end: told when the run ends, also by closing
-    it. delivered: the shards that the peers have, if that is every shard; the run owns the clients
-    from now on. Sessions of earlier terms of the lease on these peers end first. Raises
-    ShareRefusedError if a peer has less room than was planned with.
+    Sessions of earlier terms of the lease on these peers end first. Raises ShareRefusedError if a
+    peer has less room than was planned with.
+
+    peers: those of the plan, and perhaps others. on_end: called when the run ends, also if it is
+    closed. delivered: all shards, if the peers have them already; the run then owns their clients.
     """
     load = delivery.load
     run = PlanRun(
@@ -81,7 +81,7 @@ def scheduling_state(
     """An empty state for a run of this load. rows_agree, batches_agree: see SchedulingLimits."""
     spec, limits, kv_dtype = load.spec, load.limits, load.kv_dtype
     chunk, is_whole = limits.chunk_tokens, has_states(spec, kv_dtype)
-    # States and remainders cover all tokens so far: a prefix is useful only where they were saved.
+    # States and remainders cover all tokens so far, so only saved positions can be reused.
     saved = SavedStates(limits.saved_states) if is_whole and limits.saved_states else None
 
     def rows_at_once(width: int) -> int:
@@ -95,7 +95,7 @@ def scheduling_state(
         kv_dtype=kv_dtype,
     )
     prefixes = None
-    # An observed load computes every token, so that it is observed.
+    # An observed load computes every token, so that its inputs are counted.
     if not limits.observes and not (is_whole and saved is None) and chunk >= SHORTEST_STEP:
         prefixes = PrefixCacheIndex(
             chunk_tokens=chunk,
@@ -127,14 +127,14 @@ def scheduling_state(
 
 @dataclass(slots=True, kw_only=True)
 class _Loading:
-    """One `load_model`."""
+    """The state of one call of `load_model`."""
 
     run: PlanRun
     delivery: Delivery
     peers: Mapping[str, PeerInfo]
     rows_agree: bool = True
     batches_agree: bool = True
-    """True for all shards so far."""
+    """Whether `Opened.batches_agree` holds for all shards so far."""
 
     async def run_through(self, delivered: Mapping[Seat, Delivered] | None) -> None:
         devices = {
@@ -159,13 +159,13 @@ class _Loading:
                     )
                 )
         wire_rules = self.delivery.load.wire_rules
-        # Other forms of activations may depend on how many rows a message has.
+        # Rounded activations may depend on the number of rows in a message.
         if any(each.format != "float32" for each in (*wire_rules.sums, *wire_rules.hops)):
             self.rows_agree = self.batches_agree = False
         if self.delivery.load.limits.batch_invariant and not self.batches_agree:
             raise RequestError(
-                "batch_invariant needs CPU peers and the wire float32, and this plan has another "
-                "back end or wire format; change that, or leave batch_invariant out"
+                "batch_invariant needs CPU peers and float32 on the wire; this plan has another "
+                "back end or wire format; change these, or leave batch_invariant out"
             )
         state = scheduling_state(
             self.delivery.load, rows_agree=self.rows_agree, batches_agree=self.batches_agree
@@ -173,7 +173,7 @@ class _Loading:
         await self._unless_it_fails(self.run.start(where, state))
 
     async def _or_refused(self, peer: PeerInfo, work: Awaitable[None]) -> None:
-        """Name the device that has no room."""
+        """Do this work; turn a CapacityError into a ShareRefusedError with the device."""
         try:
             await work
         except CapacityError as error:
@@ -198,7 +198,7 @@ class _Loading:
         self.batches_agree &= opened.batches_agree
 
     async def _unless_it_fails(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do this, but end at once if a peer is lost, though the others are still busy."""
+        """Do this work, but end at once if a peer is lost, even if others are still busy."""
         doing = asyncio.ensure_future(work)
         failed = asyncio.ensure_future(self.run.failed.wait())
         try:

@@ -1,5 +1,4 @@
-"""A model that outlives its plans: it fails over when a device is lost, moves to better plans, and
-its answers go on."""
+"""A running model: fails over when a device is lost, moves to better plans, continues answers."""
 
 from __future__ import annotations
 
@@ -38,14 +37,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """How a model went on after one of its plans had ended."""
+    """The recovery of a model after one of its plans ended."""
 
     reason: str
     """Why the plan ended: the lost device, or the devices that joined."""
     plan: Plan
     """The next plan; its devices are peers' ids."""
     pause_s: float
-    """From the end of one plan to the first step of the next."""
+    """Seconds from the end of the plan until the next one was loaded."""
     requests: int
     """Answers that were under way."""
 
@@ -75,7 +74,7 @@ class RunningModel:
         self.recoveries: list[Recovery] = []
         self._reload = reload
         self._run: PlanRun | None = None
-        """None during a reload."""
+        """The current run; None during a reload."""
         self._last: PlanRun
         """The current run, or the last one."""
         self._past = Work()
@@ -86,7 +85,7 @@ class RunningModel:
         """Loads the next plan of a move."""
         self._recovering: asyncio.Task[None] | None = None
         self._losses = self._failures = self._tokens = 0
-        """Since an answer got a token, or a plan ended while no answer was under way."""
+        """Counts since an answer got a token, or a plan ended while no answer was under way."""
 
     def begin(self, run: PlanRun) -> None:
         """Take over the first run, which was loaded with `on_end=ended`."""
@@ -109,12 +108,12 @@ class RunningModel:
 
     @property
     def work(self) -> Work:
-        """How much its peers were given to compute, by all its plans."""
+        """The work of the peers, by all plans of the model."""
         return self._past + self._last.work
 
     @property
     def is_recovering(self) -> bool:
-        """It fails over, or moves to another plan."""
+        """Whether it fails over or moves to another plan."""
         return self._run is None and self.failure is None
 
     @property
@@ -124,7 +123,7 @@ class RunningModel:
         return (*running, *self._waiting.values())
 
     def submit(self, answer: Answer) -> None:
-        """Start an answer. Its sink is told of every outcome."""
+        """Start an answer. Its sink gets every outcome."""
         if self.failure is not None:
             answer.sink.failed(self.failure)
         elif self._run is None:
@@ -151,7 +150,7 @@ class RunningModel:
             self._run.fail(_MovesError(reason))
 
     async def measure(self) -> list[PeerTimes]:
-        """Where each peer's time went since the last call, in plan order."""
+        """Each peer's times since the last call, in plan order."""
         return await (await self._current()).measure()
 
     async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -193,7 +192,7 @@ class RunningModel:
         reason = error
         lost = set(self._last.blamed)
         try:
-            # The survivors free their shards first: there may be no room for two.
+            # Survivors free their shards first, because they may have no room for two.
             await self._last.aclose()
             while True:
                 moves_by, load = load, None
@@ -209,7 +208,7 @@ class RunningModel:
                         raise
                     if isinstance(again, PeerLostError):
                         lost.add(again.peer)
-                    _log.info("loading on what is left failed: %s", again)
+                    _log.info("loading on the remaining peers failed: %s", again)
                     continue
                 self._past = self.work
                 self._last = loaded
@@ -221,10 +220,10 @@ class RunningModel:
                 if not self._may_go_on(error, ran=True):
                     raise error
         except EdgeError as final:
-            self._end(_told(reason, final))
+            self._end(_both_errors(reason, final))
             return
         except Exception as defect:
-            _log.exception("loading the model on what is left failed")
+            _log.exception("loading the model on the remaining peers failed")
             self._end(
                 EdgeError(
                     f"the model could not be loaded anew ({defect!r})", remedy="load it again"
@@ -278,11 +277,11 @@ class RunningModel:
         return self._run
 
 
-def _told(lost: EdgeError, final: EdgeError) -> EdgeError:
+def _both_errors(lost: EdgeError, final: EdgeError) -> EdgeError:
     """The error of a model whose plan ended by `lost`, and whose failover ended by `final`."""
     if final is lost or str(final) == str(lost):
         return lost
-    told = f"{lost}; and it could not go on without: {final}"
+    text = f"{lost}; and it could not go on without: {final}"
     if isinstance(lost, PeerError):
-        return type(lost)(lost.peer, told.removeprefix(f"peer {lost.peer}: "))
-    return type(lost)(told)
+        return type(lost)(lost.peer, text.removeprefix(f"peer {lost.peer}: "))
+    return type(lost)(text)

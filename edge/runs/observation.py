@@ -1,4 +1,4 @@
-"""Gathers observations of a loaded model from its shards: input statistics, or uses of experts."""
+"""Gathers observations from the shards of a model: input statistics, or uses of experts."""
 
 from __future__ import annotations
 
@@ -63,8 +63,7 @@ async def gather_observed(
 def _by_number(
     uses: NDArray[np.float32], layout: ShardLayout, run: ObservedExperts
 ) -> NDArray[np.float32]:
-    """Uses by expert number, from uses by place in the shard. The rows of the shard's router give
-    each place's expert."""
+    """Uses by expert number, from uses by place in the shard, mapped by the router's rows."""
     router = layout.matrix(f"layers.{run.layer}.router")
     numbers = [row for _role, rows in router.parts for row in rows][: run.num_experts]
     found = np.zeros_like(uses)

@@ -110,7 +110,7 @@ class OrderSender:
         """
         answer = self._answers.get(name)
         if answer is None or answer.copies is None:
-            return  # cancelled: the peers are told with the next orders
+            return  # cancelled; the next orders tell the peers
         known, session = [*answer.terms.prompt, *answer.tokens], self._connections.session
 
         def calls(copies: Sequence[Copy]) -> Iterator[messages.PutKv]:

@@ -1,5 +1,5 @@
-"""What the peers of a run report: tokens, rows, copies, acks, waits. Each report is checked against
-what was asked, and becomes an event for scheduling and a result for an answer."""
+"""Reports of a run's peers: tokens, rows, copies, acks, waits. Each is checked against the question
+or step that it answers, and becomes an event for scheduling and a result for an answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tell = Callable[[events.Event], None]
 
 
 class PeerEvents:
-    """The reports of one run's peers. `tell` gets events for scheduling; `fail` ends the run."""
+    """Handles the reports of a run's peers. `tell` gets scheduling events; `fail` ends the run."""
 
     def __init__(
         self,
@@ -45,17 +45,17 @@ class PeerEvents:
         self.steps: deque[StepUnderWay] = deque()
         """Steps that were sent and not answered yet."""
         self._reports = 0
-        """How often the oldest one has reported tokens."""
+        """Number of token reports for the oldest step."""
         self.swap_outs: Acks[PeerClient, str | None] = Acks()
         self.reservations: Acks[PeerClient, str | None] = Acks()
-        """Why a peer could not do what it was asked to, or None."""
+        """The reason why a peer could not swap out or reserve, or None."""
         self.prefix_matches: Acks[PeerClient, int] = Acks()
-        """Tokens of a prompt that a peer has."""
+        """Tokens of a prompt that a peer has in its prefix cache."""
         self._dead_links = DeadLinks()
         self._clock_ahead_s = math.inf
-        """This clock less that of the device that samples, by the answer that came fastest."""
+        """The local clock minus the sampler's, by the answer that arrived fastest."""
         self.questions: set[asyncio.Task[None]] = set()
-        """Questions to peers about links that are under way."""
+        """Questions about links that are not sent yet."""
         self._handlers: dict[type[Event], Callable[[PeerClient, Any], None]] = {
             messages.KvRows: self._on_kv_rows,
             messages.Tokens: self._on_tokens,
@@ -70,7 +70,7 @@ class PeerEvents:
         }
 
     def take(self, client: PeerClient, event: Event) -> None:
-        """One report. A malformed one ends the run and names the peer."""
+        """Handle a report. A malformed one ends the run with an error that names the peer."""
         try:
             self._handlers[type(event)](client, event)
         except (ProtocolError, ValueError) as error:
@@ -82,16 +82,16 @@ class PeerEvents:
             self._tell(events.Cancelled(id))
 
     def lead(self, answer: Answer, token: int | None = None) -> None:
-        """Let the answer's grammar go on after this token, or end the answer."""
+        """Advance the answer's grammar by this token, or end the answer."""
         if (error := self._answers.lead(answer, token)) is not None:
             self.cancel(answer.id)
             answer.sink.failed(error)
 
     def _oldest_step(self, client: PeerClient, tokens: int) -> StepUnderWay:
-        """The step that an answer with this number of tokens belongs to."""
+        """The oldest step. Raises ProtocolError for another peer, or another number of tokens."""
         self._connections.check_sampler(client)
         if not self.steps:
-            raise ProtocolError("an answer came, but no step is under way")
+            raise ProtocolError("it answers a step, but no step is under way")
         if tokens != self.steps[0].tokens:
             raise ProtocolError(f"{tokens} tokens for a step that gives {self.steps[0].tokens}")
         return self.steps[0]
@@ -133,7 +133,7 @@ class PeerEvents:
                     self.cancel(answer.id)
                 elif end is None:
                     self.lead(answer, token)
-            except EdgeError as error:  # its text cannot be made; other answers can go on
+            except EdgeError as error:  # ends this answer alone
                 self.cancel(answer.id)
                 answer.sink.failed(error)
 
@@ -175,7 +175,7 @@ class PeerEvents:
 
     def _on_waits(self, client: PeerClient, event: messages.Waits) -> None:
         receiver, sender = self._connections.seat_of(client), (event.stage, event.rank)
-        self._connections.name_of(sender)  # a seat that the plan has not is refused
+        self._connections.name_of(sender)  # refuses a seat outside the plan
         silence = Silence(received=event.received, since_s=time.monotonic() - event.silent_s)
         self._dead_links.waits(receiver, sender, silence)
         question = messages.AskLink(
@@ -193,7 +193,7 @@ class PeerEvents:
             self._fail(
                 PeerLostError(
                     client.name,
-                    f"what it sends to {to} has not arrived there for {waited_s:.1f} s",
+                    f"nothing that it sends to {to} has arrived there for {waited_s:.1f} s",
                 )
             )
 
@@ -203,7 +203,7 @@ def _outcome(
     client: PeerClient,
     event: messages.SwappedOut | messages.Reserved,
 ) -> tuple[bool, str | None]:
-    """Whether all peers have answered about this request, and why one of them could not do it."""
+    """Whether all peers have answered about this request, and the reason of one that could not."""
     why_not = event.why_not
     if why_not is not None:
         why_not = f"peer {client.name}: {one_line(why_not, limit=1000)}"

@@ -1,4 +1,4 @@
-"""A resolved load: all that a plan's shards are loaded with, decided once."""
+"""A resolved load: all settings with which a plan's shards are loaded, decided once."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from edge.weights.layout import ShardLayout, shard_layout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedLoad:
-    """What the shards of one plan are loaded with. No option is open any more."""
+    """The settings of a load on one plan. No option is left to "auto"."""
 
     plan: Plan
     spec: ModelSpec
-    """With the grades of its layers, which decide how each is rounded."""
+    """The spec with the grades of its layers, which decide the rounding of each."""
     weight_format: WeightFormat
     limits: StepLimits
     kv_dtype: KvDtype
@@ -51,7 +51,7 @@ class ResolvedLoad:
         proposal: Proposal,
         peers: Sequence[PeerInfo],
     ) -> ResolvedLoad:
-        """For the plan of a proposal, whose peers describe themselves like this now.
+        """The load for the plan of a proposal. peers: as they describe themselves now.
 
         Raises CapacityError if the longest context fits nowhere.
         """

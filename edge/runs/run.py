@@ -50,7 +50,7 @@ class PlanRun:
         """copies: which keys and values the peers send copies of."""
         self.plan = plan
         self.held: dict[Seat, tuple[HeldLayer, ...]] = {}
-        """The layers of which each shard keeps keys and values."""
+        """The layers whose keys and values each shard keeps."""
         self.manifests: dict[Seat, str] = {}
         """The digest of each shard's weights."""
         self.sent_bytes: dict[str, int] = {}
@@ -67,9 +67,9 @@ class PlanRun:
         )
         self._sender = OrderSender(self._connections, self._answers, self._peer_events)
         self._state: SchedulingState | None = None
-        """None before `start`."""
+        """The scheduler's state; None before `start`."""
         self._events: list[events.Event] = []
-        """For the next decision."""
+        """Events for the next decision."""
         self._wake = asyncio.Event()
         self._pump_task: asyncio.Task[None] | None = None
         self._release_task: asyncio.Task[None] | None = None
@@ -85,7 +85,7 @@ class PlanRun:
 
     @property
     def work(self) -> Work:
-        """How much its peers were given to compute, up to the last decision."""
+        """The work of the peers, up to the last decision."""
         return Work() if self._state is None else self._state.work
 
     @property
@@ -113,15 +113,15 @@ class PlanRun:
         self._pump_task = asyncio.create_task(self._pump(state))
 
     def submit(self, answer: Answer) -> None:
-        """Start an answer, or go on with one that another plan has not finished.
+        """Start an answer, or continue one that another plan has not finished.
 
-        Its sink is told of every outcome, or its owner if this run ends first.
+        Its sink gets every outcome. If this run ends first, the answer goes to `on_end`.
         """
         if self.failure is not None:
             self._on_end((answer,), self.failure)
             return
         if answer.id in self._answers:
-            answer.sink.failed(RequestError("a request needs an id of its own"))
+            answer.sink.failed(RequestError("a request with this id is under way; use another id"))
             return
         terms = answer.terms
         restored = self._answers.restored_tokens(answer)
@@ -161,7 +161,7 @@ class PlanRun:
         await self._hang_up()
 
     async def abort(self) -> None:
-        """Disconnect at once; the peers free everything by themselves."""
+        """Disconnect at once. The peers then free everything."""
         self.fail(RequestError("the model is closed; load it again"))
         await self._connections.hang_up()
         await self._hang_up()
@@ -182,7 +182,7 @@ class PlanRun:
         self.fail(PeerLostError(client.name, IT_LEAVES))
 
     def on_event(self, client: PeerClient, event: Event) -> None:
-        """A report of a peer."""
+        """Handle a report of a peer, unless the run has ended."""
         if self.failure is None:
             self._peer_events.take(client, event)
 
@@ -191,7 +191,7 @@ class PlanRun:
         self._wake.set()
 
     async def _pump(self, state: SchedulingState) -> None:
-        """The only sender of steps and of what follows them, so every peer sees the same order."""
+        """Send all orders. As the only sender it gives every peer the same order of frames."""
         try:
             while True:
                 await self._wake.wait()
@@ -204,7 +204,7 @@ class PlanRun:
                         break
         except EdgeError as error:
             self.fail(error)
-        except Exception as error:  # a defect: callers must not wait for ever
+        except Exception as error:  # after a defect, callers must not wait for ever
             _log.exception("deciding on the next step failed")
             self.fail(
                 EdgeError(f"the coordinator failed ({error!r})", remedy="load the model again")
@@ -213,7 +213,7 @@ class PlanRun:
     async def _hang_up(self) -> None:
         assert self._release_task is not None
         await asyncio.shield(self._release_task)
-        await self._connections.hang_up()  # also of peers adopted since
+        await self._connections.hang_up()  # includes peers adopted since the release
 
     async def _release(self) -> None:
         tasks = [*self._peer_events.questions, *([self._pump_task] if self._pump_task else [])]

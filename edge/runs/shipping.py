@@ -53,10 +53,10 @@ class ShardShipment:
     manifest: Manifest
     groups: Sequence[_Group]
     remembered: Path
-    """The manifest's file."""
+    """The file of the cached manifest."""
 
     def forget(self) -> None:
-        """Delete the remembered manifest: the files have changed."""
+        """Delete the cached manifest, because the files have changed."""
         with contextlib.suppress(OSError):
             self.remembered.unlink()
 
@@ -106,9 +106,9 @@ def describe_shard(
     cache_root: Path,
     on_progress: Callable[[int, int], None],
 ) -> ShardShipment:
-    """The shard's manifest, from the cache if this very shard was described before.
+    """The shard's manifest, from the cache or by hashing every byte of the shard.
 
-    Otherwise it reads and hashes every byte of the shard. Raises CheckpointError for damaged files.
+    Raises CheckpointError for damaged files.
     """
     groups = list(_tensor_groups(layout, source, weight_format.recipe))
     key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
@@ -126,7 +126,7 @@ def describe_shard(
         raise CheckpointError(str(error)) from error
     on_progress(len(groups), len(groups))
     manifest = builder.build()
-    with contextlib.suppress(OSError):  # without it, only the next load takes longer
+    with contextlib.suppress(OSError):  # without the file, only the next load takes longer
         write_whole(path, manifest.to_json())
     return ShardShipment(manifest, groups, path)
 
@@ -138,7 +138,7 @@ async def ship(
     peer: str,
     on_progress: OnProgress,
 ) -> tuple[PeerClient, int]:
-    """Send one peer what it lacks of its shard. Returns its client and the bytes sent.
+    """Send a peer the missing pieces of its shard. Returns its client and the bytes sent.
 
     A broken connection is replaced and continues where the peer stopped. Raises PeerLostError after
     MAX_RECONNECTS failures without progress, or if the peer leaves; CheckpointError if the peer
@@ -206,7 +206,7 @@ async def _send_pieces(
     shipment: ShardShipment,
     missing: frozenset[str],
 ) -> AsyncGenerator[int, None]:
-    """Send the pieces, a few ahead of their confirmation; yields each one's bytes."""
+    """Send the pieces, a few ahead of their confirmation; yields the size of each."""
     pieces = shipment.pieces(missing) if missing else iter(())
     manifest = shipment.manifest.digest
     flying: set[asyncio.Task[int]] = set()

@@ -1,4 +1,4 @@
-"""The answers that one run computes: what peers were told of each, and what came of it so far."""
+"""The answers of a run: terms that peers have not got yet, grammar masks, rows and copies."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class AnswersUnderWay:
         """The layout of keys and values that this run sends copies of; None: it sends none."""
         self._answers: dict[str, Answer] = {}
         self._unannounced: dict[str, SamplingTerms] = {}
-        """Terms of the answers that no peer has heard of yet."""
+        """Terms of answers that were not sent to the peers yet."""
         self._masks: dict[str, Bits] = {}
         """Tokens that the grammar of an answer allows next."""
         self._rows: dict[str, list[NDArray[np.float32]]] = {}
-        """Rows that have come of a prompt so far."""
+        """The rows of each prompt that have arrived so far."""
 
     def __contains__(self, id: str) -> bool:
         return id in self._answers
@@ -57,7 +57,7 @@ class AnswersUnderWay:
         self._masks.pop(id, None)
         forgotten = self._answers.pop(id, None)
         if forgotten is not None:
-            forgotten.copies = None  # megabytes, and the caller may hold on to the answer
+            forgotten.copies = None  # frees megabytes; the caller may keep the answer
         return forgotten
 
     def take_all(self) -> tuple[Answer, ...]:
@@ -67,12 +67,12 @@ class AnswersUnderWay:
         return unfinished
 
     def freed(self, id: str) -> None:
-        """Drop the terms of an answer that no peer was told of."""
+        """Drop the unsent terms of an answer."""
         self._unannounced.pop(id, None)
 
     def announced(self, step: Step) -> dict[str, SamplingTerms]:
         """Terms that are sent with this step, because it is the first one of their answers."""
-        # Terms of cancelled answers are sent, too: the peers hear of that after the step.
+        # This includes cancelled answers, because peers learn of that after the step.
         new = [each.request for each in step.entries if each.request in self._unannounced]
         return {name: self._unannounced.pop(name) for name in new}
 
@@ -85,8 +85,8 @@ class AnswersUnderWay:
         }
 
     def lead(self, answer: Answer, token: int | None = None) -> EdgeError | None:
-        """Find the tokens that the answer's grammar allows after this one. Returns the error of a
-        grammar that cannot go on, which ends its own answer alone."""
+        """Advance the answer's grammar by this token, and store the tokens that it allows next.
+        Returns the error of a grammar that fails, which ends its own answer alone."""
         if answer.matcher is None:
             return None
         try:
@@ -101,20 +101,20 @@ class AnswersUnderWay:
         """Raises ProtocolError for a token outside the vocabulary."""
         for token in tokens:
             if token >= self._vocab_size:
-                raise ProtocolError(f"token {token} of a vocabulary of {self._vocab_size}")
+                raise ProtocolError(f"token {token} is outside a vocabulary of {self._vocab_size}")
 
     def check_token(self, answer: Answer, is_last: bool, logprobs: Logprobs | None) -> None:
         """Raises ProtocolError for a token that cannot be the answer's next one."""
         if not is_last and len(answer.tokens) + 1 >= answer.terms.max_new_tokens:
-            raise ProtocolError("a request goes on after its last token")
+            raise ProtocolError("the answer must end with its last token")
         asked = answer.terms.logprobs
         if (asked is None) != (logprobs is None):
-            raise ProtocolError("logprobs where none were asked for, or none where they were")
+            raise ProtocolError("logprobs are missing, or were not asked for")
         if asked is None or logprobs is None:
             return
         if len(logprobs.top) != min(asked, self._vocab_size):
             raise ProtocolError(
-                f"{len(logprobs.top)} likeliest tokens, where {asked} were asked for"
+                f"{len(logprobs.top)} likeliest tokens instead of the requested {asked}"
             )
         if any(each >= self._vocab_size for each, _logprob in logprobs.top):
             raise ProtocolError(f"a likeliest token outside a vocabulary of {self._vocab_size}")
@@ -128,7 +128,7 @@ class AnswersUnderWay:
         return rows.reshape(step.logit_rows, columns)
 
     def add_rows(self, answer: Answer, end: int, rows: NDArray[np.float32]) -> None:
-        """Rows of the prompt up to token `end`. The sink gets all rows with the last ones."""
+        """Add rows of the prompt, up to token `end`. The sink gets all rows after the last ones."""
         parts = self._rows.setdefault(answer.id, [])
         parts.append(rows)
         if end == len(answer.terms.prompt):
@@ -136,8 +136,8 @@ class AnswersUnderWay:
             answer.sink.rows(np.concatenate(parts))
 
     def restored_tokens(self, answer: Answer) -> int:
-        """The end of the tokens whose keys and values are restored from the answer's copies; 0: all
-        are computed. From here on the answer collects the copies of this run."""
+        """The number of tokens whose keys and values are restored from the answer's copies. The
+        answer collects the copies of this run from here on."""
         copies, layout = answer.copies, self.kv_layout
         answer.copies = None
         if layout is None or answer.terms.rows is not None:
@@ -153,14 +153,14 @@ class AnswersUnderWay:
         return 0
 
     def keep_copies(self, seat: Seat, event: KvRows) -> None:
-        """Keep the copies that one shard has sent, as far as there is room for them."""
+        """Keep the copies that a shard has sent, up to a limit of bytes."""
         room = MOST_KEPT_KV_BYTES[self._copies]
         room -= sum(each.copies.num_bytes for each in self if each.copies)
         for part, rows in event.each():
             answer = self._answers.get(part.request)
             if answer is None or answer.copies is None or len(rows) > room:
-                continue  # the answer has ended, or there are too many
-            # The sampler has another connection, so it may report these tokens later.
+                continue  # the answer has ended, or the limit is reached
+            # The sampler has another connection and may report these tokens later.
             copy = Copy(first=part.first, tokens=part.tokens, rows=bytes(rows))
             if answer.copies.add(seat, copy):
                 room -= len(rows)

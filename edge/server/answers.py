@@ -1,4 +1,4 @@
-"""Answers to what clients ask, whatever dialect they speak: a neutral stream of what happens."""
+"""Answers to clients' requests, as a stream of events that is the same for every dialect."""
 
 from __future__ import annotations
 
@@ -38,41 +38,41 @@ Ending = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked: messages for the chat template, or prompts to go on from."""
+    """One request: messages for the chat template, or prompts to continue."""
 
     messages: Sequence[Mapping[str, object]] = ()
     prompts: Sequence[str | Sequence[int]] = ()
-    """Each has as many answers; those of the first come first."""
+    """Each prompt gets `answers` answers; those of the first prompt come first."""
     suffix: str = ""
-    """What comes behind the answers to prompts, which are texts then."""
+    """Text after the answer (infill). All prompts must then be texts."""
     options: GenerationOptions = field(default_factory=GenerationOptions)
     answers: int = 1
-    """To each prompt."""
+    """Number of answers to each prompt."""
     tools: Sequence[Mapping[str, object]] = ()
-    """Schemas of what the model may call."""
+    """Schemas of the tools that the model may call."""
     variables: Mapping[str, object] = field(default_factory=dict)
-    """Further names for the template."""
+    """Further variables of the chat template."""
     forced: Sequence[Mapping[str, object]] = ()
-    """Those of the tools of which the answer must call one."""
+    """The answer must call one of these tools."""
     several_calls: bool = True
-    """It may call more than one."""
+    """Whether an answer may call more than one tool."""
     cache_salt: str = ""
-    """What is left in memory of this prompt, only those with the same one find."""
+    """Only prompts with the same salt share cached prefixes."""
     told_back: Mapping[str, object] = field(default_factory=dict)
-    """What a dialect repeats in its reply, by name."""
+    """Fields of the request that the reply repeats, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPiece:
-    """A part of one of the answers, as it comes."""
+    """The next part of one of the answers."""
 
     answer: int
-    """Which one."""
+    """Index of the answer."""
     thought: str = ""
     said: str = ""
     calls: tuple[ToolCall, ...] = ()
     tokens: tuple[Token, ...] = ()
-    """Those that came since the last piece, where logprobs were asked for."""
+    """The tokens since the last piece, if logprobs were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,17 +83,17 @@ class End:
     why: Ending
     new_tokens: int
     calls: int = 0
-    """Number of calls of tools in the whole answer."""
+    """Number of tool calls in the whole answer."""
     found_tokens: int = 0
-    """Tokens of the prompt that were in memory and not computed."""
+    """Tokens of the prompt that were found in the prefix cache."""
     thought_tokens: int = 0
-    """New tokens that were thought and not said."""
+    """New tokens of thoughts."""
     stopped_by: str | None = None
-    """The text that ended it, of those that were to."""
+    """The stop string that ended the answer, if one did."""
     first_token_s: float = 0.0
-    """From its begin to the arrival of its first token."""
+    """Seconds from the begin of the answer to the arrival of its first token."""
     decode_s: float = 0.0
-    """From the first token to the last, where they are chosen."""
+    """Seconds from the first token to the last, measured where they are sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ _SOME_TOOL = {"type": "function", "function": {"name": "x", "description": "", "
 
 
 class Answers:
-    """Asks models for clients: no more at once than `gate` lets in. `name` is that of a model."""
+    """Asks models for clients, within the limits of `gate`. `name` is the name of a model."""
 
     def __init__(
         self, pool: ModelPool, gate: Gate, metrics: Metrics, pooling: Pooling | None = None
@@ -120,12 +120,12 @@ class Answers:
         self._metrics = metrics
 
     async def count(self, question: Question, name: str) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         async with self._pool.using(name) as model:
             return len((await self._prompts(model, question))[0])
 
     async def capabilities(self, model: AsyncModel) -> Sequence[str]:
-        """What its template takes, in Ollama's words."""
+        """The model's capabilities, by Ollama's names."""
         found = ["completion", "embedding"]
         if infill_prompt(partial(_is_token, model.tokenizer), "", "") is not None:
             found.append("insert")
@@ -140,16 +140,16 @@ class Answers:
             off, on = (partial(encode, variables=switched(thinks)) for thinks in (False, True))
             if await run_blocking(off) != await run_blocking(on):
                 found.append("thinking")
-        except EdgeError:  # a template that wants more than a question, or is broken
+        except EdgeError:  # the template needs more than one message, or is broken
             pass
         return found
 
     async def embed(
         self, asked: EmbeddingRequest, name: str, caller: Caller
     ) -> tuple[NDArray[np.float32], int]:
-        """A vector of each of the inputs [inputs, dimensions], and how many tokens they have.
+        """A vector of each input [inputs, dimensions], and the number of tokens of all inputs.
 
-        Raises as `ask` does. Together they count as one answer.
+        Raises as `ask` does. All inputs together count as one answer.
         """
         async with self._gate.entered(1, caller), self._pool.using(name) as model:
             prompts = [
@@ -188,9 +188,9 @@ class Answers:
         return found
 
     async def ask(self, question: Question, name: str, caller: Caller) -> AsyncGenerator[Happening]:
-        """What happens, until every answer is over. Closing it ends what is under way.
+        """The events of all answers, until the last one ends. Closing the generator ends them.
 
-        Raises Refusal where too many others are asking, and what the model raises.
+        Raises Refusal if too many answers are under way, and the errors of the model.
         """
         async with (
             self._gate.entered(question.answers * (len(question.prompts) or 1), caller),
@@ -230,7 +230,7 @@ class Answers:
         number: int,
         caller: Caller,
     ) -> AsyncReplyStream:
-        """What the model says; raises what it cannot be asked."""
+        """The model's stream for one answer; raises an error for a question it cannot take."""
         options = question.options
         again = number % question.answers
         if again and options.seed is not None:
@@ -246,7 +246,7 @@ class Answers:
         )
 
     async def _prompts(self, model: AsyncModel, question: Question) -> Sequence[Sequence[int]]:
-        """Token ids of each."""
+        """Token ids of each prompt."""
         tokenizer = model.tokenizer
         if not question.messages:
             if question.suffix:
@@ -281,7 +281,7 @@ class Answers:
         prompt_tokens: int,
         number: int,
     ) -> AsyncGenerator[AnswerPiece | End]:
-        """Calls beyond the first are left out where one is the most."""
+        """The events of one answer. Drops further calls if only one is allowed."""
         held: list[Token] = []
         tells_tokens = question.options.logprobs is not None
         count = calls = thought_tokens = unsettled = 0
@@ -294,7 +294,7 @@ class Answers:
                     held.append(token)
                 unsettled += 1
                 if token.parts:
-                    # A mark between thoughts and the rest counts with what comes after it.
+                    # A mark between thoughts and text counts as part of what follows it.
                     thought_tokens += unsettled * isinstance(token.parts[0], Thought)
                     unsettled = 0
                 for thought, said, called in _pieces(token.parts):
@@ -334,15 +334,15 @@ def _is_token(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def _between(tokenizer: Tokenizer, before: str | Sequence[int], behind: str) -> Sequence[int]:
-    """The prompt whose answer goes between these. Raises Refusal where the model knows none."""
+    """The infill prompt for these texts. Raises Refusal if the model has no infill tokens."""
     if not isinstance(before, str):
         raise Refusal(400, "a suffix needs a prompt that is a text", param="suffix")
     prompt = infill_prompt(partial(_is_token, tokenizer), before, behind)
     if prompt is None:
         raise Refusal(
             400,
-            "suffix is not for this model: its tokenizer has no tokens for what goes between two "
-            "texts; use one that was trained for it, as Qwen Coder",
+            "suffix is not for this model: its tokenizer has no infill tokens; use a model that "
+            "was trained for infill, such as Qwen Coder",
             param="suffix",
         )
     return tokenizer.encode(prompt)
@@ -353,7 +353,7 @@ def _id_of(request_id: str | None, number: int, count: int) -> str | None:
 
 
 def _pieces(parts: Sequence[AnswerPart]) -> Iterator[tuple[str, str, tuple[ToolCall, ...]]]:
-    """(thought, said, calls) of each."""
+    """(thought, text, calls) of each part."""
     for part in parts:
         if isinstance(part, ToolCall):
             yield "", "", (part,)
@@ -367,7 +367,7 @@ def _pieces(parts: Sequence[AnswerPart]) -> Iterator[tuple[str, str, tuple[ToolC
 async def _merged(
     streams: Sequence[AsyncGenerator[AnswerPiece | End]],
 ) -> AsyncGenerator[AnswerPiece | End]:
-    """What comes from any of them, as it comes."""
+    """The events of all streams, in the order in which they arrive."""
     queue: asyncio.Queue[AnswerPiece | End | None] = asyncio.Queue()
 
     async def pour(stream: AsyncGenerator[AnswerPiece | End]) -> None:

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: a question of its fields, and a reply in its words."""
+"""Anthropic's /v1/messages: reads requests, and writes replies and their events."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ from edge.server.tools import arguments_text, called, new_id
 Json = dict[str, Any]
 
 PING: Json = {"type": "ping"}
-"""An event without meaning; clients know it."""
+"""The keep-alive event of this API; clients ignore it."""
 
 _BILLS = "x-anthropic-billing-header:"
 
 _REFUSED = {
     "mcp_servers": "this server runs no tools; give tools",
-    "container": "this server runs no tools, nor what they need; leave it out",
+    "container": "this server runs no tools and no containers; leave it out",
     "compaction": "this server makes no summaries; ask for one in a message of the user",
     "thread": "this server stores no conversations; send all of its messages",
 }
-"""Fields of a request that are refused, and what helps."""
+"""Fields of a request that are refused, and what to do instead."""
 
 
 def question_of(body: Fields, *, counts_only: bool = False) -> Question:
-    """counts_only: of /v1/messages/count_tokens, which says nothing of the answer."""
+    """The question of a request. counts_only: the request is to /v1/messages/count_tokens, which
+    has no fields about the answer."""
     asked = body.shaped(CountedMessages if counts_only else AnthropicMessages)
     for name, instead in _REFUSED.items():
         if body.raw(name) and not (counts_only and name == "compaction"):
@@ -76,16 +77,16 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
 
 
 def _form(asked: CountedMessages) -> tuple[Form | None, str]:
-    """The form of an answer in `output_config`, or in `output_format`, where it was before, and its
-    place. A request may have an effort in the first, and the form in the second."""
+    """The form of an answer, and the place of the field: `output_config`, or the older
+    `output_format`. A request may have an effort in the first and the form in the second."""
     if asked.output_config is not None and asked.output_config.format is not None:
         return asked.output_config.format, "output_config.format"
     return asked.output_format, "output_format"
 
 
 def _variables(asked: CountedMessages) -> dict[str, object]:
-    """Variables for `thinking`, and for the effort of the last message or of the whole. A request
-    that names neither wants no thinking, as in Anthropic's API."""
+    """Template variables for `thinking`, and for the effort of the last message or of the request.
+    Without either, the model does not think, as in Anthropic's API."""
     found: dict[str, object] = {}
     for config in (asked.output_config, asked.messages[-1].output_config):
         found |= effort_variables(None if config is None else config.effort)
@@ -95,8 +96,8 @@ def _variables(asked: CountedMessages) -> dict[str, object]:
 
 
 def _system(body: Fields) -> str:
-    """Without what Claude Code tells of bills: it is another in each request, and what follows
-    could not be found again."""
+    """The system prompt without Claude Code's billing header, which differs in each request and
+    would keep the prefix cache from matching."""
     content = body.raw("system")
     if not isinstance(content, list):
         return _text(body, "system")
@@ -105,7 +106,7 @@ def _system(body: Fields) -> str:
 
 
 def _messages(message: Fields) -> list[Message]:
-    """One as templates have it; results of tools are messages of their own."""
+    """The template's messages for one of Anthropic's. Each tool result becomes a message."""
     role = message.need_text("role")
     if isinstance(message.raw("content"), str):
         return [{"role": role, "content": message.raw("content")}]
@@ -127,7 +128,7 @@ def _messages(message: Fields) -> list[Message]:
         elif not _is_passed_over(kind or ""):
             others.append(part)
     if role == "system" and not others:
-        return found  # it changes tools, or how much is thought
+        return found  # it only changes tools or the effort
     whole: dict[str, object] = {"role": role, "content": _joined(others)}
     if any(thoughts):
         whole["reasoning_content"] = "".join(thoughts)
@@ -139,8 +140,8 @@ def _messages(message: Fields) -> list[Message]:
 
 
 def _is_passed_over(kind: str) -> bool:
-    """Thoughts that nobody else can read, what a service searched, listed or ran, where it took
-    another model, and changes of the tools, which are read elsewhere."""
+    """Whether a block is ignored: redacted thoughts, tools that a service ran or listed, changes
+    of the model, and changes of the tools, which `anthropic_tools` reads."""
     ends = ("_tool_use", "_tool_result")
     return kind in _PASSED_OVER or kind in TOOL_CHANGES or kind.endswith(ends)
 
@@ -162,8 +163,8 @@ def _joined(parts: Sequence[Fields], *, of_tool: bool = False) -> str:
 
 
 def _words(part: Fields, *, of_tool: bool) -> str:
-    """of_tool: what a tool brings is not what the user asks, and an agent that looked at a picture
-    goes on: the model is told that it cannot see it."""
+    """The text of a part. of_tool: the part is a tool's result. Its pictures are not refused,
+    because an agent would stop; the model is told that it cannot see them."""
     kind = part.need_text("type")
     if kind == "tool_reference":
         return f"There is a tool {part.need_text('tool_name')}."
@@ -183,7 +184,7 @@ def _words(part: Fields, *, of_tool: bool) -> str:
 
 
 def _plain(part: Fields) -> str:
-    """What has texts in it, and nothing else."""
+    """The text of a part that may hold only texts."""
     content = part.raw("content")
     return content if isinstance(content, str) else "".join(map(_said, part.objects("content")))
 
@@ -200,7 +201,7 @@ def _under(*texts: str | None) -> str:
 
 
 def described(name: str, created: int, context_tokens: int | None) -> Json:
-    """A model as /v1/models has it. An answer may have what the prompt leaves of the context."""
+    """An entry of /v1/models. An answer may fill the context that the prompt leaves."""
     return {
         "type": "model",
         "id": name,
@@ -213,18 +214,18 @@ def described(name: str, created: int, context_tokens: int | None) -> Json:
 
 
 def page_of(models: Sequence[Json]) -> Json:
-    """All of them on one page: there are never enough for several."""
+    """One page with all models."""
     ids = [each["id"] for each in models]
     return {"data": list(models), "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
 
 
 @dataclass(slots=True, kw_only=True)
 class MessagesTranslator:
-    """One reply in Anthropic's words: blocks of thinking and of text, one after the other."""
+    """Writes one reply of Anthropic's API: blocks of thoughts, text and calls, in turn."""
 
     model: str
     longest: int | None = None
-    """How many tokens were asked for; an answer that is cut before has filled the context."""
+    """The request's max_tokens. An answer that is cut earlier has filled the context."""
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     _blocks: list[Json] = field(default_factory=list)
 
@@ -241,7 +242,7 @@ class MessagesTranslator:
         return message
 
     async def events(self, happenings: AsyncIterator[Happening]) -> AsyncGenerator[Json]:
-        """One after the other, as they come; `type` is the name of each."""
+        """The events of the stream; `type` is the name of each."""
         prompt_tokens = 0
         async for event in happenings:
             if isinstance(event, Begin):
@@ -308,7 +309,7 @@ class MessagesTranslator:
                 }
 
     def failed(self, refusal: Refusal) -> Json:
-        """The last event, where the answer cannot be finished."""
+        """The last event of an answer that fails."""
         return refusal.body("anthropic")
 
     def _begin(self, prompt_tokens: int) -> Json:

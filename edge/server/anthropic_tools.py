@@ -1,4 +1,4 @@
-"""Tools as Anthropic's clients offer them: their own, and those that they name by a type alone."""
+"""Tools of Anthropic's clients: those with a schema, and known ones named by a type alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from edge.server.tools import OfferedTools, forced_offer, schema
 Json = dict[str, Any]
 
 TOOL_CHANGES = ("tool_addition", "tool_removal")
-"""Blocks by which a message changes what may be called from then on."""
+"""Blocks of a message that add tools to the offer, or remove them."""
 
 _OF_SERVERS = ("mcp_tool_reference", "mcp_toolset_reference")
-"""Tools that a service would run, of which the model is not told anyway."""
+"""Tools that a service would run. The model is not told of them."""
 
 
 def offered(body: Fields) -> OfferedTools:
-    """The offer of a request. The model is not told of tools that a service would run. Raises
-    Refusal where there are no others: an answer without a search would be taken for what was
-    found."""
+    """The tools that a request offers, without those that a service would run. Raises Refusal if
+    none are left: the client would take an answer without a search for the result of one."""
     choice = body.object("tool_choice") or Fields({"type": "auto"}, body.place("tool_choice"))
     kind = choice.one_of("type", ("auto", "none", "any", "tool"))
     several = not choice.flag("disable_parallel_tool_use")
@@ -37,8 +36,8 @@ def offered(body: Fields) -> OfferedTools:
 
 
 def in_effect(body: Fields) -> list[Fields]:
-    """The tools at the end of the conversation: those of the request, and as its messages, or what
-    became of them, take some away, add them again, and define others."""
+    """The tools at the end of the conversation: those of the request, changed by the additions,
+    removals and definitions in its messages."""
     found = {_key(tool): tool for tool in body.objects("tools")}
     gone: dict[str, Fields] = {}
     for message in body.objects("messages"):
@@ -78,7 +77,7 @@ def _key(tool: Fields) -> str:
 
 
 def _schema(tool: Fields) -> Json | None:
-    """None: of a tool that the client does not run itself."""
+    """The schema of a tool; None for a tool that the client does not run itself."""
     kind = tool.text("type") or "custom"
     if kind == "custom" or "input_schema" in tool:
         return schema(tool, parameters="input_schema")
@@ -153,5 +152,5 @@ _KNOWN: Json = {
         new_path=_text("What it is called then"),
     ),
 }
-"""Tools that clients run, by how their types begin; Claude knows them without being told. After
+"""Schemas of tools that clients name by type only, by the prefix of the type. After
 https://platform.claude.com/docs/en/agents-and-tools/tool-use/overview, in words of our own."""

@@ -1,4 +1,4 @@
-"""The routes of a server, and what each of them does."""
+"""The routes of the server and their handlers."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ T = TypeVar("T")
 HEALTH = "/health"
 
 MOST_ANSWERS = 128
-"""Under way or waiting: the scheduler serves some of them at once."""
+"""Most answers under way or waiting. The scheduler runs some of them at once."""
 
 
 class Server:
-    """Models for any number of clients. `app` is what a web server calls."""
+    """Serves models to any number of clients. `app` is the ASGI application."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Server:
         candidates: Callable[[], Sequence[PeerInfo]] = tuple,
         pooling: Pooling | None = None,
     ) -> None:
-        """previews: of other placements; None: it has none. candidates: peers that were ever seen,
-        in addition to those of the models. pooling: how embeddings are made; None: as each model
+        """previews: plans other placements; None: it plans none. candidates: all peers that were
+        ever seen, in addition to those of the models. pooling: of embeddings; None: as each model
         says."""
         self._pool = pool
         self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
-        """An observer for each loaded model that was looked at."""
+        """An observer of each loaded model that a client has looked at."""
         self._previews = previews
         self._candidates = candidates
         self._created = int(time.time())
@@ -125,7 +125,7 @@ class Server:
         self.app: ASGIApp = self.guard
 
     async def _health(self, _request: Request) -> Response:
-        """200 while it answers, 503 once its only model is gone or the server ends."""
+        """200 while the server answers; 503 once its only model is gone, or it shuts down."""
         models = self._pool.loaded.values()
         is_over = len(self._pool.names) == 1 and any(model.is_over for model in models)
         if is_over or self.gate.is_draining:
@@ -145,7 +145,7 @@ class Server:
         asked = request.query_params.get("model")
         name = next(iter(loaded), None) if asked is None else self._pool.find(asked)
         if name is None or name not in loaded:
-            raise Refusal(503, "the model is not loaded now; the next question to it loads it")
+            raise Refusal(503, "the model is not loaded now; the next request for it loads it")
         model = loaded[name]
         if name not in self._observers or self._observers[name][0] is not model:
             self._observers[name] = (model, Observer(model, self._candidates))
@@ -156,7 +156,7 @@ class Server:
 
     async def _plan(self, request: Request) -> Response:
         if self._previews is None:
-            raise Refusal(404, "this server plans for nothing else")
+            raise Refusal(404, "this server makes no plans for a changed cluster")
         query = request.query_params
         return _Json(
             await self._previews.view(
@@ -172,7 +172,7 @@ class Server:
         return _Json(openapi.document(self._pool.known_as))
 
     async def _models(self, request: Request) -> Response:
-        """In the words of Anthropic for its clients, of OpenAI for others."""
+        """The list of models: in Anthropic's format for its clients, else in OpenAI's."""
         names = self._pool.known_as
         if says_anthropic(request.headers.raw):
             found = [self._in_anthropic_words(each) for each in names]
@@ -239,7 +239,7 @@ class Server:
             return _Json(await _unless_gone(request, translator.whole(happenings)))
         try:
             begun = await _begun(request, happenings)
-        except PromptLengthError as error:  # Codex looks for it in the stream, and nowhere else
+        except PromptLengthError as error:  # Codex looks for it only in the stream
             told = map(streams.named_line, translator.refused(refusal_of(error)))
             return Response("".join(told), media_type="text/event-stream")
         lines = streams.named_lines(translator.events(begun), translator.failed)
@@ -329,7 +329,7 @@ class Server:
     async def _keeping(
         self, happenings: AsyncGenerator[Happening], name: str, stay: ollama.Stay
     ) -> AsyncGenerator[Happening]:
-        """Likewise; then the model stays for so long, unless the question was refused."""
+        """These events. At their end, `stay` is applied unless the question was refused."""
         has_begun = False
         try:
             async with contextlib.aclosing(happenings):
@@ -358,7 +358,7 @@ class Server:
         return _Json({"models": running})
 
     async def _ollama_show(self, request: Request) -> Response:
-        """Loads the model where it is not: what it can do is not known before."""
+        """Facts about a model. Loads it first, because its capabilities are not known before."""
         body = parse_body(await _whole_body(request))
         asked = body.text("model") or body.text("name")
         if asked is None:
@@ -379,7 +379,7 @@ class Server:
         return self._answers.ask(question, name, request.scope["edge.caller"])
 
     async def _body(self, request: Request) -> tuple[str, Fields]:
-        """The name of the model that is meant, and the whole."""
+        """The name of the requested model, and the body."""
         body = parse_body(await _whole_body(request))
         return self._pool.find(body.need_text("model")), body
 
@@ -403,13 +403,13 @@ def _facts_of(model: AsyncModel, capabilities: Sequence[str] = ()) -> ollama.Fac
 
 
 async def _begun(request: Request, happenings: AsyncGenerator[Happening]) -> streams.BegunAnswer:
-    """Once the question was taken: an error before that is an answer of its own, and who goes away
-    meanwhile is not waited for."""
+    """The answer, after its first event. An earlier error still sets the HTTP status, and the wait
+    ends if the client goes away."""
     return streams.BegunAnswer(await _unless_gone(request, anext(happenings)), happenings)
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result, unless the client goes away first: then nobody waits for it."""
+    """The result of `work`. Cancels it and raises Refusal if the client goes away first."""
     doing = asyncio.ensure_future(work)
 
     async def watch() -> None:
@@ -429,13 +429,13 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
 
 
 def _gone() -> Refusal:
-    """Nobody reads it; logs and metrics do."""
+    """A refusal for logs and metrics only."""
     return Refusal(499, "the client has gone")
 
 
 class _Json(Response):
-    """A body of JSON, in ASCII: what a client sent may be told back, and half of a pair of UTF-16
-    has no UTF-8."""
+    """A JSON body in ASCII, because a text of the client that is repeated may have half of a UTF-16
+    pair, which UTF-8 cannot encode."""
 
     media_type = "application/json"
 

@@ -1,7 +1,7 @@
 """Bodies of requests as types: the names, kinds and ranges of fields. OpenAPI is made from these.
 
-A dialect reads on where a field has many kinds: parts of messages, items, tools. Fields that are
-not named here are passed over, or refused by the dialect.
+Each dialect reads fields of several kinds itself: parts of messages, items, tools. Fields that are
+not named here are ignored, or refused by the dialect.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ MOST_STOPS = 16
 MOST_ANSWERS = 16
 MOST_LOGPROBS = 20
 MOST_COMPLETIONS = 128
-"""To all prompts of one request."""
+"""Most answers to all prompts of one request."""
 MOST_INPUTS = 2048
-"""Most inputs of one request for embeddings, as OpenAI has it."""
+"""Most inputs of one request for embeddings, as in OpenAI's API."""
 MOST_TOOLS = 256
 MOST = 1 << 53
-"""Largest whole number: all up to it are exact wherever JSON is read."""
+"""Largest whole number: JSON readers that use doubles read all up to it exactly."""
 SEEDS = 1 << 63
-"""Seeds are from minus this number up, as OpenAI has them. Several answers of one request have the
-next seeds, too; those must be below 2^64."""
+"""Seeds begin at minus this number, as in OpenAI's API. Further answers of a request take the next
+seeds, which must be below 2^64."""
 
 Json = dict[str, Any]
 Count = Annotated[int, Meta(ge=1, le=MOST)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
-"""As OpenAI and Ollama have it; Edge itself has no upper limit."""
+"""The range of OpenAI and Ollama; Edge itself has no upper limit."""
 _TopK = Annotated[int, Meta(ge=-1, lt=1 << 31)]
-"""-1: all tokens, as 0 is."""
+"""-1 and 0 mean all tokens."""
 _Word = Annotated[str, Meta(min_length=1)]
 _Words = Annotated[list[_Word], Meta(max_length=MOST_STOPS)]
 _Name = Annotated[
@@ -44,13 +44,14 @@ _Name = Annotated[
 ]
 _Description = Annotated[Any, Meta(extra_json_schema={"type": "string"})]
 _Parameters = Annotated[Any, Meta(extra_json_schema={"type": "object"})]
-"""What a tool has that the client runs. It may be anything where a service would run it."""
+"""The schema of a tool's arguments. Tools that a service would run may have anything here."""
 _TokenId = Annotated[int, Meta(ge=0, lt=10**9)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
 
 
 def _inputs(most: int) -> Json:
-    """A text or token ids, or a list of either. A list of types cannot say that it has one kind."""
+    """Schema of a text, token ids, or a list of either; types cannot say that a list has one
+    kind."""
     text: Json = {"type": "string", "minLength": 1}
     ids: Json = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
     lists = ({"type": "array", "items": of, "minItems": 1, "maxItems": most} for of in (text, ids))
@@ -58,7 +59,7 @@ def _inputs(most: int) -> Json:
 
 
 class _Body(Struct, kw_only=True):
-    """What most bodies have. A field that is null counts as absent. The routes read `model`."""
+    """Fields of most bodies. null counts as absent. The routes read `model`."""
 
     cache_salt: str | None = None
     priority: Priority | None = None
@@ -74,7 +75,7 @@ _Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Message(Struct, kw_only=True):
-    """One of a conversation, as OpenAI and Ollama have it."""
+    """A message of a conversation in OpenAI's and Ollama's APIs."""
 
     role: _Role
     content: str | list[MessagePart] | None = None
@@ -101,16 +102,16 @@ class _Schema(Struct, kw_only=True):
 
 
 class Form(Struct, kw_only=True):
-    """What an answer must be."""
+    """The form that an answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _Schema | None = None
     schema: Json | None = None
-    """Where a dialect has it beside the type."""
+    """The schema, in dialects that have it beside the type."""
 
 
 class OpenAIBody(_Body, kw_only=True):
-    """Sampling, and what else all of OpenAI's dialects have."""
+    """Sampling and the other fields of all of OpenAI's dialects."""
 
     min_tokens: TokenCount | None = None
     temperature: Temperature | None = None
@@ -159,11 +160,11 @@ class Chat(OpenAIBody, kw_only=True):
     chat_template_kwargs: Json | None = None
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
-    """As Qwen's servers have it; chat_template_kwargs go before it."""
+    """A field of Qwen's servers; chat_template_kwargs override it."""
     thinking: _ChatThinking | None = None
-    """As the servers of GLM and DeepSeek have it."""
+    """A field of the servers of GLM and DeepSeek."""
     reasoning: _ChatReasoning | None = None
-    """As OpenRouter has it."""
+    """A field of OpenRouter."""
 
 
 class Completion(OpenAIBody, kw_only=True):
@@ -177,7 +178,7 @@ class Completion(OpenAIBody, kw_only=True):
 
 
 class Item(Struct, kw_only=True):
-    """A message, or another thing that came to pass in a conversation of /v1/responses."""
+    """An item of a conversation in /v1/responses: a message, a call, a result, a thought."""
 
     type: str | None = None
     role: _Role | None = None
@@ -259,7 +260,7 @@ class _Thinking(Struct, kw_only=True):
 
 
 class CountedMessages(_Body, kw_only=True):
-    """A conversation, as Anthropic has it, of which nothing is said but how long it is."""
+    """The body of Anthropic's count_tokens: a conversation without fields about the answer."""
 
     messages: Annotated[list[_Turn], Meta(min_length=1)]
     system: str | list[MessagePart] | None = None
@@ -324,13 +325,13 @@ class OllamaEmbeddings(Struct, kw_only=True):
 
 
 def plain_schema(body: type[Struct]) -> Json:
-    """JSON schema of such a body, without references; that each field may be null is not told."""
+    """The JSON schema of a body, without references and without null as a type."""
     (reference,), parts = msgspec.json.schema_components([body])
     return _plain(reference, parts)
 
 
 def _plain(schema: Json, parts: Mapping[str, Json]) -> Json:
-    """What types are called is not told, nor that each field may be null."""
+    """The schema without titles, references and null as a type."""
     if "$ref" in schema:
         return _plain(parts[schema["$ref"].rpartition("/")[2]], parts)
     found = {name: of for name, of in schema.items() if name not in {"title", "default"}}

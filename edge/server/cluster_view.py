@@ -1,4 +1,4 @@
-"""The cluster as a server's clients see it: JSON for the page, `edge top` and scripts. Pure."""
+"""JSON of the cluster's state, for the page, `edge top` and scripts. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ Json = dict[str, Any]
 
 
 def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
-    """What would run where, and how fast that should be.
+    """A plan and its predicted speed.
 
-    names: of devices, by id. devices: in the order of the plan, what each has of the model; of its
-    layers, `streamed_layers` are brought into memory for each step, `host_layers` of them from its
-    host's memory and the others from its disk. links: between them, as measured. predicted: of a
-    reply alone, null where the devices were not measured; tokens_per_s_range: what slow and fast
-    minutes would make its rate.
+    names: of devices, by id. devices: the part of the model on each, in the order of the plan. Of
+    its layers, `streamed_layers` are read for each step: `host_layers` of them from the host's
+    memory and the others from disk. links: as measured. predicted: for a single reply; null if the
+    devices were not measured. tokens_per_s_range: the rate in slow and in fast minutes.
     """
     predicted = proposal.choice.predicted
     used = set(proposal.plan.devices)
@@ -66,16 +65,15 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
 
 
 def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, answers: int) -> Json:
-    """What runs where, how fast it should be, and how it is doing. No secret is in it, no prompt.
+    """The plan of a loaded model, its predicted speed and its state. Without secrets and prompts.
 
-    In addition to what `plan_view` has: model: its name, format and context. devices: with their
-    health, with `decode`, where the time of their steps went so far, in seconds, and with `tiers`,
-    the bytes that lie elsewhere than in their memory now, and of beginnings of prompts; null where
-    that is not known. spares: peers without a part. answers: under way or waiting; replies: those
-    that have begun. measured: of the last reply of 8 tokens or more. recoveries: how it went on
-    after devices were lost, or joined, the first time first; returns: of peers that had not
-    answered, each with the number of recoveries before it. Counters (new_tokens, decode) only grow
-    while `loads` is the same; `at_s` is when they were read.
+    In addition to the fields of `plan_view`: model: its name, format and context. devices: also
+    their health; `decode`, the seconds of each part of their steps so far; and `tiers`, the bytes
+    outside their memory now, and of cached prefixes; null if unknown. spares: peers without a part.
+    answers: number under way or waiting; replies: those that have begun. measured: the rate of the
+    last reply of 8 tokens or more. recoveries: after losses and joins, the first one first.
+    returns: peers that answer again, each with the number of recoveries before. Counters
+    (new_tokens, decode) only grow while `loads` is the same; `at_s` is when they were read.
     """
     proposal = model.proposal
     peers = model.peers
@@ -124,7 +122,7 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
 
 
 def _health(observed: LastSeen, device: str) -> str:
-    """One word; of a peer that was not asked yet, that it is alive."""
+    """The health of a device in one word; "alive" for a peer that was not asked yet."""
     if device not in observed.peers:
         return "alive"
     peer = observed.peers[device]
@@ -132,15 +130,15 @@ def _health(observed: LastSeen, device: str) -> str:
 
 
 def _free_bytes(observed: LastSeen, device: str) -> int | None:
-    """What another model may take there."""
+    """Memory of a device that another model may take."""
     peer = observed.peers.get(device)
     return None if peer is None else peer.model_free_bytes
 
 
 def _tiers(peer: PeerInfo | None, model: str, seat: Seat) -> Json | None:
-    """streamed_bytes: of weights, that each step reads from disk. kv_host_bytes and kv_disk_bytes:
-    of keys and values that are not in the device's memory. kept_bytes and kept_disk_bytes: of
-    beginnings of earlier prompts, whatever the model, in memory and on disk."""
+    """Bytes of a shard by where they lie. streamed_bytes: weights that each step reads from disk.
+    kv_host_bytes, kv_disk_bytes: keys and values outside the device's memory. kept_bytes,
+    kept_disk_bytes: cached prefixes of all models, in memory and on disk."""
     if peer is None:
         return None
     shards = [each for each in peer.models if (each.name, each.stage, each.rank) == (model, *seat)]

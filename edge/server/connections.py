@@ -1,7 +1,7 @@
 """Connections to a server: how many there are, and how long each may keep it waiting.
 
-uvicorn waits for ever for a request that does not come, or comes byte by byte, and for a client
-that reads nothing. Keys cannot help: nothing of a request was read yet.
+uvicorn alone waits for ever for a request that does not come, or comes byte by byte, and for a
+client that reads nothing. API keys do not help, because the request was not read yet.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from edge.server.guard import dialect_of, refuse
 from edge.server.refusals import Refusal
 
 MOST_HEAD_S = 20.0
-"""From a connection's first sign, or the first byte of a further request, to the end of the
-head."""
+"""Seconds until the end of a request's head, from the connection's begin or the first byte of a
+further request."""
 MOST_BODY_S = 150.0
-"""For the body, where nobody reads it. Who reads it refuses sooner (`Rules.most_body_s`)."""
+"""Seconds for a body that no handler reads. `Guard` refuses a slow one that is read sooner
+(`Rules.most_body_s`)."""
 MOST_UNREAD_S = 120.0
-"""That a client reads nothing of what lies ready for it."""
+"""Seconds for which a client may read nothing while data is ready for it."""
 MOST_IDLE_S = 30.0
-"""Between two requests."""
+"""Seconds between two requests of a connection."""
 
 _FURTHER = 256
 """Connections beyond one for each answer."""
@@ -49,8 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 def most_connections(most_answers: int) -> int:
-    """Most connections: for clients of `most_answers` answers, those that are told to come again,
-    and pages."""
+    """Most connections of a server: one for each answer, and some for refused clients and pages."""
     return most_answers + most_answers // 4 + _FURTHER
 
 
@@ -70,8 +70,8 @@ def allow_connections(wanted: int) -> int:
 
 
 def web_config(app: ASGIApp, *, most_connections: int) -> uvicorn.Config:
-    """For uvicorn, with the limits above. Too many connections at once: one that waits for its next
-    request is closed; where all are busy, the new one is told so."""
+    """uvicorn's settings with the limits above. A connection too many closes the one that has been
+    idle for longest; if all are busy, the new one gets a refusal."""
 
     class Limited(_Connection):
         most = most_connections
@@ -154,7 +154,7 @@ class WebServer(uvicorn.Server):
 
 
 class _Connection(H11Protocol):
-    """uvicorn's own, with an end to waiting."""
+    """uvicorn's connection with time limits."""
 
     most: int
 
@@ -168,7 +168,7 @@ class _Connection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None
-        """What the deadline is of: a head, or a body."""
+        """The state of the request for which the deadline was set: its head or its body."""
         self._unread: asyncio.TimerHandle | None = None
         self._waits_since_s = self.loop.time()
 
@@ -199,7 +199,7 @@ class _Connection(H11Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """A deadline for what is awaited now, where that is something else than before."""
+        """Set a new deadline if the request has moved from head to body or back."""
         awaited = self.conn.their_state
         if awaited is self._awaited:
             return
@@ -238,7 +238,7 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """In JSON, as everything else; where an answer has begun, nothing can be said."""
+        """Answer in JSON, as all other errors; only close the connection if an answer has begun."""
         body = json.dumps(Refusal(400, msg).body("openai")).encode()
         headers = [
             ("content-type", "application/json"),

@@ -1,4 +1,4 @@
-"""How much a model is to think, in the words of each dialect, as names that chat templates read."""
+"""The reasoning effort of a request, as variables that chat templates read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edge.text.thinking import SWITCHES
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _KNOWN: Mapping[Effort, str] = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""What templates know, where clients say more."""
+"""Efforts that templates do not know, and the nearest one that they know."""
 
 
 def effort_variables(effort: Effort | None) -> dict[str, object]:
-    """Variables for an effort; none where nothing is said of it."""
+    """Template variables for an effort; none without one."""
     if effort is None:
         return {}
     if effort == "none":

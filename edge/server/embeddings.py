@@ -1,4 +1,4 @@
-"""Embeddings in OpenAI's and Ollama's words: what is asked, and the reply."""
+"""Embeddings in OpenAI's and Ollama's APIs: reads requests and writes replies."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRequest:
-    """Texts or token ids that vectors are wanted of."""
+    """Texts or token ids to embed."""
 
     inputs: Sequence[str | Sequence[int]]
     dimensions: int | None = None
     as_base64: bool = False
     cuts: bool = False
-    """Those that are longer than the context are cut to it."""
+    """Whether inputs longer than the context are cut."""
     priority: Priority = "normal"
 
 
 def openai_asked(body: Fields) -> EmbeddingRequest:
-    """`input`: a text, token ids, or a list of either."""
+    """Reads the fields of /v1/embeddings. `input`: a text, token ids, or a list of either."""
     asked = body.shaped(Embeddings)
     return EmbeddingRequest(
         inputs=_inputs(body, "input"),
@@ -43,8 +43,7 @@ def openai_asked(body: Fields) -> EmbeddingRequest:
 
 
 def ollama_asked(body: Fields) -> EmbeddingRequest:
-    """Reads the fields of /api/embed. Texts that are too long are cut, unless `truncate` is
-    false."""
+    """Reads the fields of /api/embed. Long texts are cut, unless `truncate` is false."""
     asked = body.shaped(OllamaEmbed)
     return EmbeddingRequest(
         inputs=_inputs(body, "input"),
@@ -55,7 +54,7 @@ def ollama_asked(body: Fields) -> EmbeddingRequest:
 
 
 def ollama_prompt(body: Fields) -> EmbeddingRequest:
-    """Reads the fields of /api/embeddings, the older interface, which knows one text only."""
+    """Reads the fields of /api/embeddings, the older interface, which takes one text."""
     asked = body.shaped(OllamaEmbeddings)
     return EmbeddingRequest(inputs=(asked.prompt,), cuts=True, priority=priority_of(asked.priority))
 

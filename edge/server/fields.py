@@ -1,4 +1,4 @@
-"""A client's JSON, checked field by field: what is not as it must be is a Refusal that names it."""
+"""A request's JSON, checked field by field. A wrong field raises a Refusal that names it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edge.server.bodies import MOST, Json, plain_schema
 from edge.server.refusals import Refusal
 
 _MOST_VALUES = 1 << 20
-"""Most values of one body: a prompt of token ids has one for each."""
+"""Most values of one body. A prompt of token ids has one value for each token."""
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
 
 def parse_body(body: bytes) -> Fields:
-    """Raises Refusal for what is no JSON object."""
+    """The object in a request's body. Raises Refusal if it is no JSON object."""
     try:
         value = parse_json(body.decode(), most_values=_MOST_VALUES)
     except (ValueError, RecursionError) as error:
@@ -30,7 +30,7 @@ def parse_body(body: bytes) -> Fields:
 
 
 class Fields:
-    """An object of a body; `where` is its place there. null is as good as nothing."""
+    """An object in a body; `where` is its place. A field that is null counts as absent."""
 
     def __init__(self, value: Mapping[str, Any], where: str = "") -> None:
         self._value = value
@@ -49,8 +49,7 @@ class Fields:
         return self._value.get(name)
 
     def shaped(self, shape: type[Shape]) -> Shape:
-        """All of it that this type names. Raises Refusal for what is of another kind, or out of its
-        range."""
+        """The fields that this type names. Raises Refusal for a wrong type or range."""
         try:
             try:
                 return msgspec.convert(self._value, shape, str_keys=True)
@@ -65,7 +64,7 @@ class Fields:
             raise Refusal(400, "the body has a name that is half of a pair of UTF-16") from None
 
     def unlimited(self, *names: str) -> Fields:
-        """Without those of these fields that are -1: other servers read that as no limit."""
+        """The object without those of these fields that are -1, "no limit" on other servers."""
         open = {name for name in names if self._value.get(name) == -1}
         return Fields({name: each for name, each in self.items() if name not in open}, self._where)
 
@@ -136,7 +135,7 @@ _MISSING = re.compile("Object missing required field `(.*)`")
 
 
 def _inside(schema: Json, place: str) -> Json:
-    """The schema of what is at this place."""
+    """The schema of the value at this place."""
     for name in re.findall(r"\w+|\.\.\.", place):
         for each in schema.get("anyOf", [schema]):
             inner = each.get("properties", {}).get(name) or each.get("items")
@@ -155,7 +154,7 @@ _KINDS = {
 
 
 def _words(schema: Json) -> str:
-    """What a value must be, as in: a whole number, 1 or more."""
+    """What a value must be, such as "a whole number, 1 or more"."""
     if "anyOf" in schema:
         return " or ".join(map(_words, schema["anyOf"]))
     if "enum" in schema:

@@ -1,4 +1,4 @@
-"""How many are served at once, and how many more may wait: the others are told to come again."""
+"""Admission control: most answers under way or waiting, in all and for each client."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from edge.server.refusals import Refusal
 
 
 def has_room(inside: Mapping[str, int], client: str, answers: int, *, most: int) -> bool:
-    """Whether a client may have `answers` more answers, where these have some under way or waiting.
+    """Whether a client may have `answers` more answers. inside: answers of each client so far.
 
-    While three quarters of the places are taken, no client takes more than an equal part of all.
-    One that has none finds a place when all are taken, too: there are a quarter more for those.
+    Once three quarters of the places are taken, no client gets more than an equal part. A client
+    without answers gets one place even if all are taken, of a quarter more that are reserved.
     """
     total, own = sum(inside.values()) + answers, inside.get(client, 0) + answers
     if own == answers and total > most:
@@ -24,13 +24,13 @@ def has_room(inside: Mapping[str, int], client: str, answers: int, *, most: int)
 
 
 class Gate:
-    """Counts answers that are under way or wait in the scheduler, by whose they are."""
+    """Counts answers that are under way or wait in the scheduler, for each client."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._inside: Counter[str] = Counter()
         self.is_draining = False
-        """The server ends: nobody new is let in."""
+        """The server shuts down and lets no new answers in."""
 
     @property
     def inside(self) -> int:
@@ -38,23 +38,23 @@ class Gate:
 
     @contextlib.asynccontextmanager
     async def entered(self, answers: int, caller: Caller) -> AsyncIterator[None]:
-        """Raises Refusal where there is no room for `answers` more answers of the client."""
+        """Count `answers` more answers of the client. Raises Refusal if there is no room."""
         client = caller.name
         if self.is_draining:
-            raise Refusal(503, "this server is about to end; ask another one")
+            raise Refusal(503, "this server is shutting down; use another one")
         own = self._inside[client]
         if caller.most_answers is not None and own + answers > caller.most_answers:
             raise Refusal(
                 429,
-                f"{own} answers of this key are under way or wait, and {caller.most_answers} are "
-                "its most at once; try again soon",
+                f"this key has {own} answers under way or waiting and may have at most "
+                f"{caller.most_answers} at once; try again soon",
                 code="rate_limit_exceeded",
             )
         if not has_room(self._inside, client, answers, most=self._most):
             raise Refusal(
                 429,
-                f"{self.inside} answers are under way or wait, {own} of them "
-                f"yours, and {self._most} are the most at once; try again soon",
+                f"{self.inside} answers are under way or waiting, {own} of them yours, and this "
+                f"server takes {self._most} at once; try again soon",
                 code="rate_limit_exceeded",
             )
         self._inside[client] += answers

@@ -1,8 +1,8 @@
-"""Who may come in, and how much they may say: checked before anything is read for them.
+"""ASGI middleware that checks keys, hosts, origins and sizes before a request is read.
 
-An ASGI layer around the app. A browser on this machine can be made to ask this server by any page
-(DNS rebinding): so on a loopback address only names of this machine are answered to. No other
-origin is allowed to read anything, nor, where no key is asked for, to ask, but those in the rules.
+Any page can make a browser on this machine send requests to this server (DNS rebinding). So on a
+loopback address the server answers only to names of this machine. Other origins than those in the
+rules cannot read replies, and cannot send requests where no key is needed.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _KEY_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What a server asks of its clients."""
+    """What a server requires of its clients."""
 
     keys: tuple[Key, ...] = ()
-    """One of them must be shown; none: everybody may come."""
+    """API keys; a request needs one of them. Empty: no key is needed."""
     hosts: tuple[str, ...] = ()
-    """Names that it is known by, in addition to numeric addresses; empty: any."""
+    """Host names that are accepted in addition to numeric addresses; empty: any."""
     origins: tuple[str, ...] = ()
-    """Origins of pages from elsewhere that may use it."""
+    """Other origins whose pages may use the server."""
     most_body_bytes: int = MOST_BODY_BYTES
     most_body_s: float = 120.0
-    """From the end of a request's head to that of its body: 8 MiB come at 0.6 Mbit/s."""
+    """Seconds for a request's body, after its head. 8 MiB in this time are 0.6 Mbit/s."""
 
 
 def dialect_of(scope: Scope) -> Dialect:
-    """Whose words an error is told in."""
+    """The dialect of error bodies for a request."""
     path = scope["path"]
     if path.startswith("/v1/messages") or (
         path.startswith("/v1/models") and says_anthropic(scope["headers"])
@@ -56,13 +56,13 @@ def dialect_of(scope: Scope) -> Dialect:
 
 
 def says_anthropic(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether the header is there that clients of Anthropic's interface send with every request."""
+    """Whether a request has the header that clients of Anthropic's API always send."""
     return any(name == b"anthropic-version" for name, _value in headers)
 
 
 class Guard:
-    """The layer. Every request gets an id, which its answer and the log have, and is known by whose
-    key it has, or its address."""
+    """The middleware. It gives each request an id, for the reply and the log, and a caller: the
+    owner of its key, or its address."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Guard:
         *,
         open_paths: Sequence[str],
     ) -> None:
-        """paths: that metrics name. open_paths: answered without a key, as they tell nothing."""
+        """paths: those that metrics name. open_paths: public paths that need no key."""
         self._app = app
         self._open_paths = frozenset(open_paths)
         self.rules = rules
@@ -110,10 +110,10 @@ class Guard:
             await self._app(scope, self._bounded(receive), sending)
         except Refusal as refusal:
             await refuse(refusal, dialect_of(scope), sending)
-        except asyncio.CancelledError:  # the server ends, and has waited for as long as it does
+        except asyncio.CancelledError:  # the server shuts down, after its grace period
             if has_begun:
                 raise
-            ending = Refusal(503, "the server ends, and this was not done by then; ask again")
+            ending = Refusal(503, "the server shut down before this was done; ask again")
             await refuse(ending, dialect_of(scope), sending)
         finally:
             path = scope["path"] if scope["path"] in self._paths else "other"
@@ -125,7 +125,7 @@ class Guard:
             )  # fmt: skip
 
     def _allowed(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """What lets the browser of a page from elsewhere show it the answer."""
+        """CORS headers, with which the browser lets a page of an allowed origin read the reply."""
         origin = headers.get(b"origin", b"")
         if origin.decode("latin-1").lower() not in self.rules.origins:
             return []
@@ -136,7 +136,7 @@ class Guard:
         ]
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
-        """Who it is: whose key it is, or where there are none an address."""
+        """The caller: the owner of the key, or an address if no keys are set. Raises Refusal."""
         rules, path = self.rules, scope["path"]
         caller = Caller(name=str((scope.get("client") or ("",))[0]))
         if rules.hosts and not _is_known_host(headers.get(b"host", b""), rules.hosts):
@@ -147,7 +147,7 @@ class Guard:
         if not rules.keys and not is_allowed and _is_of_another_origin(headers):
             raise Refusal(
                 403,
-                "a page from elsewhere may not use this server; its owner can let it in by "
+                "pages of other origins may not use this server; its owner can allow one with "
                 "--cors-origin",
             )
         if rules.keys and path not in self._open_paths:
@@ -170,14 +170,14 @@ class Guard:
         return caller
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Whatever a body says of its length, no more of it is read, and for no longer."""
+        """Limit the bytes and the time of a body, whatever length its header says."""
         taken = 0
         is_whole = False
         rules, deadline_s = self.rules, asyncio.get_running_loop().time() + self.rules.most_body_s
 
         async def bounded() -> Message:
             nonlocal taken, is_whole
-            if is_whole:  # who asks now, waits for the client to go away
+            if is_whole:  # the app now waits for the client to disconnect
                 return await receive()
             try:
                 async with asyncio.timeout_at(deadline_s):
@@ -201,7 +201,7 @@ class Guard:
 
 
 async def refuse(refusal: Refusal, dialect: Dialect, send: Send) -> None:
-    """Answer with it; nothing must have been sent before."""
+    """Answer with a refusal. Nothing must have been sent before."""
     body = json.dumps(refusal.body(dialect)).encode()
     headers = {
         "content-type": "application/json",
@@ -218,7 +218,7 @@ async def refuse(refusal: Refusal, dialect: Dialect, send: Send) -> None:
 
 
 async def _allow_beforehand(headers: dict[bytes, bytes], send: Send) -> None:
-    """A browser asks, without a key, before it sends what a page wants."""
+    """Answer a CORS preflight, which a browser sends without a key before the page's request."""
     allowed = [
         (b"access-control-allow-methods", b"GET, POST"),
         (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"")),
@@ -236,7 +236,7 @@ def _shown_key(headers: dict[bytes, bytes]) -> bytes:
 
 
 def _is_of_another_origin(headers: dict[bytes, bytes]) -> bool:
-    """Whether a page asks that did not come from here. Behind a proxy only the browser knows."""
+    """Whether a page of another origin asks. Behind a proxy only sec-fetch-site says so."""
     origin = headers.get(b"origin")
     if origin is None or headers.get(b"sec-fetch-site") == b"same-origin":
         return False

@@ -1,4 +1,4 @@
-"""A conversation as clients send it, made into turns as chat templates want them. Pure."""
+"""Conversations of clients, arranged into turns that chat templates accept. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 Message = Mapping[str, object]
 
 NOT_SEEN = "(Here is a picture or a file that you cannot read.)"
-"""What the model is told of what a tool brings, where that is no text."""
+"""Text in place of parts of a tool's result that are no text."""
 
 _BETWEEN = "\n\n"
 
 
 def turns(messages: Sequence[Message], *, joins: bool = False) -> list[Message]:
-    """System messages that come first are one: many templates take no other.
+    """The messages with leading system messages joined, as many templates require.
 
-    joins: so is what follows each other of a user, or of an assistant: its thoughts, what it said,
-    and all its calls. Some dialects cut these into items or messages of their own.
+    joins: also join neighbours of a user or of an assistant: thoughts, texts and calls. Some
+    dialects have these as separate items or messages.
     """
     found: list[list[Message]] = []
     for message in messages:
@@ -30,10 +30,12 @@ def turns(messages: Sequence[Message], *, joins: bool = False) -> list[Message]:
 
 
 def arranged(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Other arrangements, for templates that refuse these messages: with neighbours of one role
-    joined, for templates whose roles take turns; with late system messages among those of the user;
-    with all of them at the beginning; and with all of them among those of the user, for templates
-    without a system role. Each of the last three also with neighbours joined."""
+    """Other arrangements, for templates that refuse these messages.
+
+    First neighbours of one role joined, for templates whose roles must alternate. Then late system
+    messages as the user's; all of them at the beginning; and all of them as the user's, for
+    templates without a system role. Each of these three also with neighbours joined.
+    """
     tried: list[Sequence[Message]] = [messages]
     for arrange in (list, reminded, _gathered, _without_system):
         for found in (arrange(messages), turns(arrange(messages), joins=True)):
@@ -57,9 +59,8 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def reminded(messages: Sequence[Message]) -> list[Message]:
-    """System messages but the first are of the user, marked as Claude Code marks what it adds to
-    what a user says: for templates that take one, and at the beginning only. The same where there
-    are none."""
+    """The messages with later system messages as the user's, for templates that take only a first
+    one. They are marked as Claude Code marks its additions to a user's message."""
     found: list[list[Message]] = []
     is_late = False
     for i, each in enumerate(messages):

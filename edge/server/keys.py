@@ -1,4 +1,4 @@
-"""The keys that clients show, what each of them may do, and who asks."""
+"""API keys, the limits of each, and the caller of a request."""
 
 from __future__ import annotations
 
@@ -19,58 +19,57 @@ _MOST_ANSWERS = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One of them, and its limits."""
+    """An API key and its limits."""
 
     text: str
     most_answers: int | None = None
-    """Under way or waiting at once; None: as many as everybody."""
+    """Most answers under way or waiting; None: no limit but the server's."""
     most_priority: Priority = "high"
-    """Requests that ask for more get this."""
+    """Highest priority; a request for a higher one gets this one."""
     shares: str | None = None
-    """Keys of the same word find what each other's prompts have left; None: only this one does."""
+    """Keys with the same word share cached prefixes; None: this key shares with no other."""
 
     @property
     def cache_salt(self) -> str:
-        """What it finds, and leaves, is of this."""
+        """Salt of the prefixes that requests with this key cache and find."""
         return self.client if self.shares is None else f"shares {self.shares}"
 
     @property
     def client(self) -> str:
-        """What its requests are known by; the key does not follow from it."""
+        """Name of the key in logs and queues; the key cannot be derived from it."""
         return f"key {hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who sent a request, and what it may do."""
+    """The sender of a request, and its limits."""
 
     name: str = ""
-    """Name of a key, or an address: clients are served alike."""
+    """Name of a key, or an address; the scheduler shares time fairly between names."""
     request_id: str | None = None
-    """What logs call it, on every device."""
+    """The id of the request in the logs of all devices."""
     most_answers: int | None = None
     most_priority: Priority = "high"
     cache_salt: str = ""
-    """Only what was left with the same one is found of its prompts: how soon they are read, and
-    how much was in memory, tells nothing of others."""
+    """Only prefixes cached with the same salt are found, so that response times and counts of
+    cached tokens say nothing about other callers' prompts."""
 
     def priority(self, asked: Priority) -> Priority:
-        """What it gets where it asks for this."""
+        """The priority that a request for this one gets."""
         return max(asked, self.most_priority, key=PRIORITIES.index)
 
 
 def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
-    """Every key is compared: how long it takes says nothing of which one is near."""
+    """The key that was shown, if it is one of these. Takes the same time for every key."""
     found = [key for key in keys if hmac.compare_digest(shown, key.text.encode())]
     return found[0] if found else None
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Reads a file with a key on each line, and behind it what it may do: `answers=N`,
-    `priority=P`, `shares=WORD`.
+    """Reads a file with a key on each line, followed by its limits: `answers=N`, `priority=P`,
+    `shares=WORD`.
 
-    Raises RequestError for a file without keys, with one that can be guessed, or with a limit that
-    there is not.
+    Raises RequestError for a file without keys, a key that is too short, or an unknown limit.
     """
     try:
         lines = read_file(path, _MOST_FILE_BYTES).decode().splitlines()
@@ -115,9 +114,9 @@ def _key(words: Sequence[str], where: str) -> Key:
         elif name == "shares" and value:
             shares = value
         else:
-            # Not the word itself: it may be another key.
+            # The error does not repeat the word, because it may be another key.
             raise RequestError(
-                f"{where} has something behind its key that is no limit",
+                f"{where} has a word after its key that is no limit",
                 remedy=f"write answers=N, priority={'|'.join(PRIORITIES)} or shares=WORD there; "
                 "further keys go on lines of their own",
             )

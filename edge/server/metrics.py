@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""Metrics of a server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Metrics:
             "edge_steps", "Steps that the peers were given", ["model"], registry=self._registry
         )
         self._seen: dict[str, Work] = {}
-        """Work of each model when it was looked at last."""
+        """Work of each model at the last call of `note_work`."""
         self.new_tokens = 0
         self.last_tokens_per_s: float | None = None
         """Decoding rate of the last whole reply that was long enough to tell."""
@@ -74,12 +74,12 @@ class Metrics:
         return reply
 
     def note_models(self, loaded: Mapping[str, bool]) -> None:
-        """Which models there are, by name, and whether each is loaded now."""
+        """Set for each model, by name, whether it is loaded now."""
         for name, is_loaded in loaded.items():
             self._loaded.labels(name).set(is_loaded)
 
     def note_work(self, name: str, work: Work) -> None:
-        """Takes note of the work of a loaded model since it was loaded."""
+        """Add the work of a model; `work` counts from when it was loaded."""
         seen = self._seen.get(name, Work())
         if work.steps < seen.steps:
             seen = Work()  # it was loaded anew
@@ -102,26 +102,26 @@ class Metrics:
         ]
 
     def text(self) -> bytes:
-        """In the format that Prometheus reads."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class ObservedReply:
-    """One answer: counted as under way until it ends, or nobody wants it any more."""
+    """One answer, counted as under way until it ends or is given up."""
 
     def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
         self.new_tokens = 0
         self.begun_s = time.perf_counter()
         self.first_token_s = 0.0
-        """From its begin to the arrival of its first token."""
+        """Seconds from the begin of the answer to the arrival of its first token."""
         self._first_chosen_s = self._last_chosen_s = 0.0
         self._metrics = metrics
         self._is_over = False
         metrics._under_way.inc()
 
     def token(self, chosen_s: float) -> None:
-        """chosen_s: when it was chosen, as fast ones come in groups."""
+        """Count a token. chosen_s: when it was sampled, because fast tokens arrive in groups."""
         metrics = self._metrics
         if not self.new_tokens:
             self.first_token_s = time.perf_counter() - self.begun_s
@@ -136,16 +136,16 @@ class ObservedReply:
 
     @property
     def decode_s(self) -> float:
-        """From the first token to the last, where they are chosen."""
+        """Seconds from the first token to the last, by the times of sampling."""
         return self._last_chosen_s - self._first_chosen_s
 
     @property
     def tokens_per_s(self) -> float | None:
-        """After the first; None of too few to tell."""
+        """Rate after the first token; None for too few tokens."""
         return decode_rate(self.new_tokens, self.decode_s)
 
     def end(self, how: str) -> None:
-        """May be called again: the first counts."""
+        """Count the end of the answer. Only the first call counts."""
         if not self._is_over:
             self._is_over = True
             self._metrics.last_tokens_per_s = self.tokens_per_s or self._metrics.last_tokens_per_s

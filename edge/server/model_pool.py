@@ -1,4 +1,4 @@
-"""The models of a server: what is loaded, who uses it, and who goes when another needs room."""
+"""The models of a server: loads them on demand, and unloads idle ones to make room."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from edge.server.refusals import Refusal
 _log = logging.getLogger(__name__)
 
 MOST_WAITING = 32
-"""Requests that wait for a model to be loaded; further ones are told to come again."""
+"""Most requests that wait for a model to be loaded; further ones are refused."""
 
 _NEWEST = ":latest"
-"""What Ollama's clients put behind a name that has no version."""
+"""The suffix that Ollama's clients add to a name without a version."""
 
 Load = Callable[[str, bool], Awaitable[AsyncModel]]
-"""Loads the model of a name; with True only where all of it fits into memory. Raises CapacityError
-where it does not fit next to what is loaded."""
+"""Loads a model by name; with True only if all of it fits into memory. Raises CapacityError if it
+does not fit beside the loaded models."""
 
 
 @dataclass(slots=True, eq=False)
 class ModelPlace:
-    """One model's place."""
+    """A model of the pool, loaded or not."""
 
     name: str
     model: AsyncModel | None = None
     users: int = 0
     used_s: float = 0.0
-    """When somebody left last."""
+    """When the last user left."""
     timer: asyncio.TimerHandle | None = None
     stays_s: float | None = None
-    """For how long once nobody uses it; None: until another needs its room."""
+    """Seconds that it stays loaded without users; None: until another model needs the memory."""
 
     @property
     def is_idle(self) -> bool:
@@ -45,7 +45,7 @@ class ModelPlace:
 
 
 def first_to_go(places: Iterable[ModelPlace], wanted: ModelPlace) -> ModelPlace | None:
-    """Who makes room for another one: of those that nobody uses, who was used least lately."""
+    """The model to unload for another one: the least recently used one without users."""
     idle = (each for each in places if each.is_idle and each is not wanted)
     return min(idle, key=lambda each: each.used_s, default=None)
 
@@ -66,8 +66,9 @@ class ModelPool:
         loaded: Mapping[str, AsyncModel] | None = None,
         aliases: Sequence[str] = (),
     ) -> None:
-        """loaded: by name, what is there already. keep_alive_s: how long a model that nobody uses
-        stays; None: until another needs its room. aliases: further names of the first."""
+        """loaded: models that are loaded already, by name. keep_alive_s: seconds that a model
+        without users stays; None: until another needs its memory. aliases: further names of the
+        first model."""
         there = loaded or {}
         self._places = {
             name: ModelPlace(name, there.get(name), stays_s=keep_alive_s) for name in names
@@ -83,7 +84,7 @@ class ModelPool:
 
     @classmethod
     def of(cls, model: AsyncModel, name: str) -> ModelPool:
-        """A pool of one model, which stays."""
+        """A pool of one model that stays loaded."""
 
         async def load(_name: str, _whole: bool) -> AsyncModel:
             return model
@@ -92,32 +93,32 @@ class ModelPool:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order in which they were given."""
+        """Names of the models, in the order in which they were given."""
         return tuple(self._places)
 
     @property
     def known_as(self) -> tuple[str, ...]:
-        """Likewise, and what else the first is called."""
+        """Names of the models, and the aliases of the first."""
         return (*self._places, *self._aliases)
 
     @property
     def loaded(self) -> Mapping[str, AsyncModel]:
-        """By name, who was used last comes first."""
+        """Loaded models by name, the most recently used first."""
         found = [each for each in self._places.values() if each.model is not None]
         found.sort(key=lambda each: (each.users > 0, each.used_s), reverse=True)
         return {each.name: each.model for each in found if each.model is not None}
 
     def stays_s(self, name: str) -> float | None:
-        """How long a model that is loaded stays if nobody comes; None: for as long as may be."""
+        """Seconds that a loaded model stays without new users; None: no limit."""
         place = self._places[name]
         if place.stays_s is None or place.users:
             return place.stays_s
         return max(0.0, place.used_s + place.stays_s - time.monotonic())
 
     def find(self, asked: str) -> str:
-        """The name that is meant: it itself, the last part of it if that is of one only, an
-        alias, or `default`; of each its newest version, as Ollama says it. Raises Refusal for
-        another one."""
+        """The model's name for a name in a request: the name itself, its last part if that is
+        unique, an alias, or `default`; each also with Ollama's `:latest`. Raises Refusal for other
+        names."""
         for name in (asked, asked.removesuffix(_NEWEST)):
             if name in self._places:
                 return name
@@ -136,10 +137,10 @@ class ModelPool:
 
     @contextlib.asynccontextmanager
     async def using(self, name: str) -> AsyncIterator[AsyncModel]:
-        """The model, which stays for as long; it is loaded first if need be.
+        """The model, loaded if need be. It stays loaded while the context is open.
 
-        Who is cancelled meanwhile ends the loading that it waits for, and leaves nothing behind.
-        Raises Refusal where too many wait, and what loading raises.
+        Cancelling a wait for the load ends the load. Raises Refusal if too many requests wait, and
+        the errors of loading.
         """
         place = self._places[name]
         place.users += 1
@@ -155,15 +156,15 @@ class ModelPool:
                 self._leave(place)
 
     def keep(self, name: str, stays_s: float | None) -> None:
-        """The model stays for so long from now on, or once nobody uses it, unless somebody comes
-        first, who has it stay as usual; None: until another needs its room."""
+        """Keep the model for `stays_s` seconds from now, or from the end of its last use; None:
+        until another needs its memory. The next use resets this to the pool's setting."""
         place = self._places[name]
         place.stays_s, place.used_s = stays_s, time.monotonic()
         if not place.users:
             self._leave(place)
 
     async def aclose(self) -> None:
-        """Nothing is unloaded by itself any more. Models are closed with their cluster."""
+        """Stop unloading idle models. Models are closed with their cluster."""
         for place in self._places.values():
             _stop(place)
         await asyncio.gather(*self._unloading, return_exceptions=True)
@@ -174,12 +175,12 @@ class ModelPool:
         if self._waiting >= self._most_waiting:
             raise Refusal(
                 503,
-                f"{self._waiting} requests wait for models to be loaded, and that is the most; "
+                f"{self._waiting} requests wait for models to be loaded, which is the limit; "
                 f"try {place.name!r} again soon",
             )
         self._waiting += 1
         try:
-            async with self._one_at_a_time:  # whoever came first goes on first
+            async with self._one_at_a_time:  # in the order of arrival
                 if self._must_load(place):
                     if place.model is not None:
                         await self._unload(place)
@@ -190,7 +191,7 @@ class ModelPool:
             self._waiting -= 1
 
     def _must_load(self, place: ModelPlace) -> bool:
-        """Not there, or ended, where that is not the end of the server."""
+        """Whether the model is not loaded, or has ended and can be loaded again."""
         return place.model is None or (len(self._places) > 1 and place.model.is_over)
 
     async def _load_making_room(self, place: ModelPlace) -> AsyncModel:
@@ -199,7 +200,7 @@ class ModelPool:
             victim = first_to_go(self._places.values(), place)
             others = any(each.model is not None for each in self._places.values())
             try:
-                # Before any of a model is left on disk, others that nobody uses go.
+                # Unload idle models before any layer of this one is left on disk.
                 return await self._load(place.name, others)
             except CapacityError as error:
                 if victim is not None:
@@ -225,7 +226,7 @@ class ModelPool:
 
         async def unload() -> None:
             async with self._one_at_a_time:
-                if place.is_idle:  # else somebody came meanwhile
+                if place.is_idle:  # it may be in use again
                     await self._unload(place)
 
         task = asyncio.ensure_future(unload())
@@ -243,7 +244,7 @@ class ModelPool:
 
 
 def _stop(place: ModelPlace) -> None:
-    """Nobody waits any more for it to go."""
+    """Cancel the timer that would unload the model."""
     if place.timer is not None:
         place.timer.cancel()
         place.timer = None

@@ -1,6 +1,6 @@
-"""How a model is doing, for whoever looks: counters that only grow, and who of its peers answers.
+"""The state of a model: counters of its steps, and which of its peers answer.
 
-Nothing is asked of the peers while nobody looks; who looks often is told what was asked last.
+Peers are asked only when a client looks. Looks in quick succession get the last state.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from edge.protocol.topology import Seat
 
 _TIMES_EVERY_S = 0.8
 _PEERS_EVERY_S = 5.0
-"""A peer is asked on a connection of its own."""
+"""Seconds between two questions to a peer, each of which takes a new connection."""
 _PEER_ANSWERS_WITHIN_S = 2.0
 _MOST_RETURNS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Return:
-    """A peer that did not answer answers again."""
+    """A peer that answers again after a silence."""
 
     name: str
     away_s: float
     recoveries: int
-    """Number of recoveries that the model had had by then."""
+    """Number of recoveries of the model before the return."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastSeen:
-    """What was seen last."""
+    """The last observed state."""
 
     loads: int = 0
-    """How often the model was loaded anew; counters begin again with each."""
+    """Number of reloads of the model; counters begin again with each."""
     decode: Mapping[Seat, StepTimes] = field(default_factory=dict)
-    """Since then."""
+    """Times of the steps since the last reload."""
     peers: Mapping[str, PeerInfo | None] = field(default_factory=dict)
-    """By id, of all that are known; None for one that has gone, or never answered."""
+    """All known peers by id; None for one that is gone or never answered."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Names of the same peers, by id."""
     returns: tuple[Return, ...] = ()
-    """The latest, the first one first."""
+    """The latest returns, the oldest first."""
 
 
 class Observer:
-    """Looks at one model."""
+    """Observes one model."""
 
     def __init__(self, model: AsyncModel, candidates: Callable[[], Sequence[PeerInfo]]) -> None:
         """candidates: peers that were ever seen, whether the model may use them now or not."""
         self._model = model
         self._candidates = candidates
         self._away_s: dict[str, float] = {}
-        """Since when addresses do not answer, and are not merely slow to."""
+        """When addresses stopped answering, without those that are merely slow."""
         self._seen = LastSeen()
         self._heard = SilentPeers()
         self._one_at_a_time = asyncio.Lock()
         self._times_s = self._peers_s = float("-inf")
-        """When either was asked last."""
+        """When the times and the peers were asked last."""
 
     async def look(self) -> LastSeen:
-        """Raises nothing: what cannot be asked stays as it was."""
+        """The current state. Never raises; values that cannot be read stay as they were."""
         async with self._one_at_a_time:
             now_s = time.monotonic()
             if now_s - self._peers_s >= _PEERS_EVERY_S:
@@ -100,7 +100,7 @@ class Observer:
         silent = self._heard.note(infos, silent_addresses(failures), now_s=now_s)
         answered = {peer.id: peer for peer in (*infos, *silent)}
         addresses = {peer.address: peer.id for peer in answered.values()}
-        # Who starts again without keys has another id at the same address.
+        # A peer that restarts without keys has another id at the same address.
         known = {
             addresses.get(peer.address, peer.id): peer
             for peer in sorted(asked.values(), key=lambda each: each.id in self._model.peers)

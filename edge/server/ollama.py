@@ -1,4 +1,4 @@
-"""Ollama's /api/chat and /api/generate: a question of their fields, and a reply in their lines."""
+"""Ollama's /api/chat and /api/generate: reads requests, and writes replies as lines."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from edge.server.tools import openai_tools
 Json = dict[str, Any]
 
 _FAMILY = "edge"
-"""Clients look for facts under such a name."""
+"""The prefix of the names under which clients look for facts."""
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(rf"(\d{{1,9}}(?:\.\d{{0,9}})?)({'|'.join(_UNITS_S)})")
 _LONGEST_STAY_S = 1e9
-"""As good as for ever."""
+"""Seconds that count as for ever."""
 
 _INSTEAD = {
     "images": "the model reads text alone",
-    "template": "the model's own is used, or a raw prompt has none",
-    "context": "send what was said as messages to /api/chat",
+    "template": "the model's own template is used, and none for a raw prompt",
+    "context": "send the conversation as messages to /api/chat",
 }
-"""What helps where a field is not supported."""
+"""What to do instead of a field that is not supported."""
 
 VERSION = "0.12.0"
-"""Version of Ollama's interface that is spoken here; clients ask for it."""
+"""Version of Ollama's API that is served; clients ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """How long a model stays once nobody uses it; None: until another needs its room."""
+    """How long a model stays without users; None: until another needs its memory."""
 
     seconds: float | None
 
 
 def stay_of(body: Fields) -> Stay | None:
-    """What `keep_alive` says: seconds, or a text as Go writes times, as 1h30m; less than none: as
-    long as may be. None: nothing. Raises Refusal for what is no time."""
+    """The value of `keep_alive`, if there is one: seconds, or a Go duration such as 1h30m; below 0:
+    no limit. Raises Refusal for other values."""
     said = body.raw("keep_alive")
     if said is None or said == "":
         return None
@@ -59,7 +59,7 @@ def stay_of(body: Fields) -> Stay | None:
     elif isinstance(said, str) and (read := _read_time(said)) is not None:
         seconds = read
     else:
-        raise body.refuse("keep_alive", "is seconds, or a time as 5m or 1h30m; -1: for ever")
+        raise body.refuse("keep_alive", "must be seconds, or a time as 5m or 1h30m; -1: for ever")
     return Stay(None if seconds < 0 or seconds >= _LONGEST_STAY_S else seconds)
 
 
@@ -75,7 +75,7 @@ def _read_time(text: str) -> float | None:
 
 
 def asks_nothing(body: Fields, *, chat: bool) -> bool:
-    """By that clients load a model, or have it go."""
+    """Whether a request has no question, and only loads or unloads a model."""
     return not (body.objects("messages") if chat else body.text("prompt"))
 
 
@@ -128,14 +128,14 @@ def generate_question(body: Fields) -> Question:
 
 
 def _variables(asked: OllamaBody) -> dict[str, object]:
-    """Variables for `think`: whether, or how much."""
+    """Template variables for `think`: on, off, or an effort."""
     if isinstance(asked.think, bool):
         return switched(asked.think)
     return effort_variables(asked.think)
 
 
 def _refuse(body: Fields, *names: str) -> None:
-    """What would change the answer, and is not known here."""
+    """Refuse fields that would change the answer and are not supported."""
     for name in names:
         if body.raw(name) not in (None, "", []):
             raise body.refuse(name, f"is not supported by this server; {_INSTEAD[name]}")
@@ -167,7 +167,7 @@ def _options(asked: OllamaBody) -> GenerationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of a model while it is loaded."""
+    """Facts about a loaded model."""
 
     dtype: str
     weight_bytes: int
@@ -177,7 +177,8 @@ class Facts:
 
 
 def described(name: str, created: int, facts: Facts | None) -> Json:
-    """digest: of the name; clients tell models apart by it."""
+    """An entry of /api/tags. Its digest is made from the name, because clients tell models apart
+    by it."""
     made = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
     return {
         "name": name,
@@ -201,7 +202,7 @@ def _details(facts: Facts | None) -> Json:
 
 
 def shown(created: int, facts: Facts) -> Json:
-    """A model as /api/show has it."""
+    """The reply of /api/show."""
     made = datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat()
     return {
         "modelfile": "",
@@ -219,12 +220,12 @@ def shown(created: int, facts: Facts) -> Json:
 
 
 def nothing_said(name: str, why: Literal["load", "unload"], *, chat: bool) -> Json:
-    """The reply to a question that says nothing: by that a model is loaded, or has to go."""
+    """The reply to a request that only loads or unloads a model."""
     return {**OllamaTranslator(model=name, chat=chat).nothing(), "done": True, "done_reason": why}
 
 
 def running(name: str, created: int, facts: Facts | None, stays_s: float | None) -> Json:
-    """stays_s: for how long from now; None: for as long as may be, which is said by a far date."""
+    """An entry of /api/ps. stays_s: seconds from now; None: no limit, written as a far date."""
     now = datetime.datetime.now(datetime.UTC)
     stays = datetime.timedelta(days=36500) if stays_s is None else datetime.timedelta(0, stays_s)
     found = described(name, created, facts)
@@ -234,7 +235,7 @@ def running(name: str, created: int, facts: Facts | None, stays_s: float | None)
 
 @dataclass(slots=True, kw_only=True)
 class OllamaTranslator:
-    """One reply, line by line. Durations are nanoseconds, as there."""
+    """Writes one reply of Ollama's API. Durations are in nanoseconds."""
 
     model: str
     chat: bool
@@ -254,12 +255,12 @@ class OllamaTranslator:
         return {**line, **self._words(thought, said, calls)}
 
     async def lines(self, happenings: AsyncIterator[Happening]) -> AsyncGenerator[Json]:
-        """One after the other, as they come."""
+        """The lines of the reply, as the events come."""
         async for event in happenings:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
             elif isinstance(event, End):
-                # Clients divide tokens by it, and there the first one is in it, too.
+                # Clients divide all tokens by it, so the first token needs its share of the time.
                 decode_s = event.decode_s * event.new_tokens / max(1, event.new_tokens - 1)
                 yield {
                     **self._line("", ""),
@@ -280,7 +281,7 @@ class OllamaTranslator:
                 yield {**self._line(event.thought, event.said, calls), "done": False}
 
     def nothing(self) -> Json:
-        """A line that says nothing."""
+        """A line without text."""
         return {**self._line("", ""), "done": False}
 
     def _line(self, thought: str, said: str, calls: Sequence[Json] = ()) -> Json:

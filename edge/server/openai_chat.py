@@ -28,29 +28,29 @@ class _Answer:
 
 @dataclass(slots=True, kw_only=True)
 class ChatTranslator:
-    """One reply in OpenAI's words. `chat`: or else it is a plain completion."""
+    """Writes one reply of OpenAI's API: of a chat, or without `chat` of a plain completion."""
 
     model: str
     chat: bool
     with_logprobs: bool
     with_usage: bool = False
-    """A last chunk tells how many tokens there were."""
+    """Whether a last chunk has the numbers of tokens."""
     text_takers: frozenset[str] = frozenset()
-    """Tools that are called with a text."""
+    """Names of custom tools, whose argument is a text."""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     _prompt_tokens: int = 0
     _found_tokens: int | None = None
-    """By all answers."""
+    """Cached tokens of the prompts of all answers."""
     _new_tokens: int = 0
     _thought_tokens: int = 0
     _said: dict[int, int] = field(default_factory=dict)
-    """How many characters of each answer have been told with logprobs."""
-    _untold: dict[int, Sequence[Token]] = field(default_factory=dict)
-    """Tokens of each answer that came without a word; they go with what comes next."""
+    """Characters of each answer whose logprobs were sent."""
+    _pending: dict[int, Sequence[Token]] = field(default_factory=dict)
+    """Tokens of each answer that came without text; they are sent with the next piece."""
     _begun: set[int] = field(default_factory=set)
     _calls: dict[int, int] = field(default_factory=dict)
-    """How many each answer has made."""
+    """Number of calls in each answer so far."""
 
     async def whole(self, happenings: AsyncIterator[Happening]) -> Json:
         """The whole reply."""
@@ -72,17 +72,17 @@ class ChatTranslator:
         return {**self._frame(chunk=False), "choices": choices, "usage": self._usage()}
 
     async def chunks(self, happenings: AsyncIterator[Happening]) -> AsyncGenerator[Json]:
-        """One after the other, as they come."""
+        """The chunks of the reply, as the events come."""
         async for event in happenings:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
             elif isinstance(event, AnswerPiece):
-                tokens: Sequence[Token] = (*self._untold.pop(event.answer, ()), *event.tokens)
+                tokens: Sequence[Token] = (*self._pending.pop(event.answer, ()), *event.tokens)
                 if event.thought or event.said:
                     yield self._chunk(event.answer, self._delta(event), None, tokens)
                     tokens = ()
                 elif not event.calls:
-                    self._untold[event.answer] = tokens
+                    self._pending[event.answer] = tokens
                 for call in event.calls:
                     for delta in self._call_deltas(event.answer, call):
                         yield self._chunk(event.answer, delta, None, tokens)
@@ -92,7 +92,7 @@ class ChatTranslator:
                 empty: Json = {} if self.chat else {"text": ""}
                 if self.chat and event.answer not in self._begun:
                     empty = {"role": "assistant", "content": ""}
-                tokens = self._untold.pop(event.answer, ())
+                tokens = self._pending.pop(event.answer, ())
                 yield self._chunk(event.answer, empty, _why(event), tokens)
         if self.with_usage:
             yield {**self._frame(chunk=True), "choices": [], "usage": self._usage()}
@@ -109,7 +109,7 @@ class ChatTranslator:
         }
 
     def _call_deltas(self, answer: int, call: ToolCall) -> list[Json]:
-        """Its name once, then its arguments."""
+        """A delta with the call's name, and one with its arguments."""
         index = self._calls.get(answer, 0)
         self._calls[answer] = index + 1
         whole, given = self._call(call)
@@ -123,7 +123,7 @@ class ChatTranslator:
         return [first, more]
 
     def _call(self, call: ToolCall) -> tuple[Json, str]:
-        """And by which name it has what it gives."""
+        """The call as JSON, and the name of the field that holds its arguments."""
         kind, given, name = "function", arguments_text(call), "arguments"
         text = text_given(call) if call.name in self.text_takers else None
         if text is not None:
@@ -192,14 +192,14 @@ class ChatTranslator:
         if self.chat:
             return {"content": logprobs_of(tokens), "refusal": None}
         return {
-            "tokens": [_told(token)["token"] for token in tokens],
+            "tokens": [_chosen(token)["token"] for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [_by_text(token.top_logprobs) for token in tokens],
             "text_offset": self._offsets(number, tokens),
         }
 
     def _offsets(self, number: int, tokens: Sequence[Token]) -> list[int]:
-        """Where in the answer each begins."""
+        """The offset in the answer at which each token begins."""
         offsets = []
         for token in tokens:
             offsets.append(self._said.get(number, 0))
@@ -208,10 +208,10 @@ class ChatTranslator:
 
 
 def logprobs_of(tokens: Sequence[Token]) -> list[Json]:
-    """One object for each token, with the likeliest in its place."""
+    """One object for each token, with the likeliest alternatives."""
     return [
         {
-            **_told(token),
+            **_chosen(token),
             "top_logprobs": [_described(each) for each in token.top_logprobs],
         }
         for token in tokens
@@ -222,19 +222,19 @@ def _why(end: End) -> str:
     return "tool_calls" if end.calls and end.why == "stop" else end.why
 
 
-def _told(token: Token) -> Json:
-    """The token that was chosen; one that has no place in the text is empty."""
+def _chosen(token: Token) -> Json:
+    """The chosen token as JSON; a special token has an empty text."""
     if token.chosen is None or token.chosen.is_special:
         return {"token": "", "logprob": token.logprob, "bytes": []}
     return _described(token.chosen)
 
 
 def _described(token: TokenLogprob) -> Json:
-    return {"token": _spelt(token), "logprob": token.logprob, "bytes": list(token.bytes)}
+    return {"token": _token_text(token), "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
-def _spelt(token: TokenLogprob) -> str:
-    """The token's text; a part of a character in OpenAI's spelling, by which parts differ."""
+def _token_text(token: TokenLogprob) -> str:
+    """The token's text; a part of a character has its bytes, in OpenAI's spelling."""
     try:
         return token.bytes.decode()
     except UnicodeDecodeError:
@@ -242,5 +242,5 @@ def _spelt(token: TokenLogprob) -> str:
 
 
 def _by_text(tokens: Sequence[TokenLogprob]) -> Mapping[str, float]:
-    """Logprobs by text; of equal texts the highest."""
-    return {_spelt(each): each.logprob for each in reversed(tokens)}
+    """Logprobs by the text of the token; the highest, if texts are equal."""
+    return {_token_text(each): each.logprob for each in reversed(tokens)}

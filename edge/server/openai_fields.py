@@ -1,4 +1,4 @@
-"""What OpenAI's dialects say of sampling and messages, made into a question."""
+"""Reads the sampling fields and messages of OpenAI's dialects into a question."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from edge.text.message_texts import TEXT_PARTS
 _LEAST_SHARE = 1e-6
 _NOT_SENT_BACK = {
     "function_call": "is outdated; give tool_calls",
-    "audio": "names what is not here: this server stores nothing; give its transcript as content",
+    "audio": "names an earlier reply, and this server stores none; give its transcript as content",
 }
 """Fields of an assistant's message that are refused, and why."""
 _NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields in which -1 means no limit."""
 _OUTDATED = ("functions", "function_call")
-"""What `tools` were before."""
+"""Older names of `tools` and `tool_choice`."""
 _OTHER_FORMS = (
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     *("structured_outputs", "grammar", "json_schema"),
 )
-"""Names by which other servers take the form of an answer."""
+"""Fields of other servers for the form of an answer."""
 _ELSEWHERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "bad_words": (([],), "give logit_bias"),
     "n_predict": ((-1,), "give max_tokens"),
@@ -63,10 +63,10 @@ _ELSEWHERE: Mapping[str, tuple[tuple[object, ...], str]] = {
     "xtc_probability": ((0,), ""),
     "guidance_scale": ((1,), ""),
 }
-"""Fields by which other servers change an answer: the values that change nothing, and the name for
-the same here."""
+"""Fields of other servers that change an answer: their values without effect, and the name of the
+same field here."""
 _NOT_RUN = {"web_search_options": "searches nothing", "moderation": "judges nothing"}
-"""What OpenAI does in addition to an answer, and what this server does instead."""
+"""Services of OpenAI beside an answer, and the reason why this server refuses each."""
 
 
 _PLAIN_OPTIONS = (
@@ -124,18 +124,17 @@ def refuse_elsewhere(body: Fields) -> None:
 
 
 def share_of(share: float | None) -> float | None:
-    """The value of top_p, where 0 is as much as the likeliest token."""
+    """The value of top_p for the options; 0 means the likeliest token only."""
     return None if share is None else max(share, _LEAST_SHARE)
 
 
 def count_of(count: int | None) -> int | None:
-    """The value of top_k, where -1 means all tokens."""
+    """The value of top_k for the options; -1 means all tokens."""
     return None if count is None else max(count, 0)
 
 
 def schema_of(form: Form | None, where: str, *, flat: bool = False) -> JsonSchema | None:
-    """What response_format, or with `flat` text.format, says that an answer must be, if
-    anything."""
+    """The schema of an answer that response_format asks for, or with `flat` text.format."""
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
@@ -157,7 +156,7 @@ def chat_question(body: Fields) -> Question:
     elif asked.top_logprobs is not None:
         raise body.refuse("top_logprobs", "needs logprobs: true")
     if asked.modalities not in (None, "text") and set(asked.modalities) - {"text"}:
-        raise body.refuse("modalities", "has more than text; this server says nothing else")
+        raise body.refuse("modalities", "has more than text; this server answers in text only")
     offer = openai_tools(body)
     return Question(
         messages=turns([message_of(each) for each in body.objects("messages")]),
@@ -235,7 +234,7 @@ def _is_prompt(value: object) -> bool:
 
 
 def message_of(message: Fields) -> Mapping[str, object]:
-    """For the template: roles as it knows them, parts of text joined."""
+    """A message for the template, with its roles, and with parts of text joined."""
     role = message.need_text("role")
     said = content_of(message, of_tool=role == "tool")
     if role == "assistant":
@@ -261,16 +260,16 @@ def message_of(message: Fields) -> Mapping[str, object]:
 
 
 def _thought(message: Fields) -> str | None:
-    """What a message was thought out with; clients call it as their servers do."""
+    """The thoughts of a message, under any of the names that servers give them."""
     texts = (message.text(name) for name in ("reasoning_content", "reasoning", "thinking"))
     return next((text for text in texts if text), None)
 
 
 def content_of(message: Fields, name: str = "content", *, of_tool: bool = False) -> str:
-    """The text of a message: itself, or the parts of it.
+    """The text of a message: a text, or its parts joined.
 
-    of_tool: what a tool brings is not what the user asks, and an agent that looked at a picture
-    goes on: the model is told that it cannot see it."""
+    of_tool: the message is a tool's result. Its pictures are not refused, because an agent would
+    stop; the model is told that it cannot see them."""
     content = message.raw(name)
     if content is None or isinstance(content, str):
         return content or ""

@@ -1,4 +1,4 @@
-"""What /v1/responses calls items, as messages for chat templates. Pure."""
+"""Items of /v1/responses as messages for chat templates. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CALLS = {
     "apply_patch_call": "operation",
     "mcp_call": "arguments",
 }
-"""What is called with, by the type of an item."""
+"""The field with the arguments of a call, by the type of its item."""
 
 _PASSED_OVER = frozenset(
     (
@@ -31,11 +31,11 @@ _PASSED_OVER = frozenset(
         "agent_reasoning",
     )
 )
-"""What a service did for another model, and the model is not told of."""
+"""Items about what a service did for another model; they are left out."""
 
 _UPDATE = "configuration_update"
 _OFFERS = ("additional_tools", "tool_search_output")
-"""Items with tools that the model may call from then on."""
+"""Items that add tools to the offer."""
 
 _REFUSED = {
     "compaction": "is a summary that only the service can read that made it; send the conversation "
@@ -46,8 +46,8 @@ _REFUSED = {
 
 
 def updated(body: Fields) -> Fields:
-    """The request as items of its conversation change it: tools that they add, and what was said
-    last of the effort and of the form of an answer."""
+    """The request with the changes that its items make: added tools, and the last effort and form
+    of an answer."""
     if not isinstance(body.raw("input"), list):
         return body
     found = dict(body.items())
@@ -65,12 +65,12 @@ def updated(body: Fields) -> Fields:
 
 
 def messages_of(items: Sequence[Fields]) -> list[Message]:
-    """A message of each item; what was thought goes with the one that came of it."""
+    """A message for each item; thoughts are joined to the message that follows them."""
     found: list[Message] = []
     thought = ""
     for item in items:
         kind = item.text("type") or "message"
-        if kind == "reasoning":  # another service's has no text
+        if kind == "reasoning":  # it has no text if another service made it
             texts = [*item.objects("content"), *item.objects("summary")]
             thought = next((text for each in texts if (text := each.text("text"))), thought)
             continue
@@ -95,7 +95,7 @@ def _messages(kind: str, item: Fields) -> list[Message]:
         call_id = item.text("call_id") or item.text("id")
         call = called(_name(kind, item), _arguments(kind, item), call_id)
         found: list[Message] = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-        if kind == "mcp_call":  # with what came of it
+        if kind == "mcp_call":  # it includes the result
             told = item.raw("output") or item.raw("error") or ""
             found.append({"role": "tool", "content": _told(told), "tool_call_id": call_id})
         return found
@@ -138,10 +138,10 @@ def _told(value: object) -> str:
 
 
 def not_stored(body: Fields, name: str) -> Refusal:
-    """A refusal of what names an earlier response or a part of it."""
+    """A refusal of a field that names an earlier response or a part of one."""
     refusal = body.refuse(
         name,
-        "names what is not here: this server stores no responses; send the whole conversation as "
+        "names an earlier response, and this server stores none; send the whole conversation as "
         "input",
     )
     return Refusal(400, refusal.message, param=refusal.param, code="previous_response_not_found")

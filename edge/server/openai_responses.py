@@ -1,4 +1,4 @@
-"""OpenAI's /v1/responses, of which nothing is remembered: a question, and a reply as items."""
+"""OpenAI's /v1/responses, without stored responses: reads requests, and writes items."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from edge.text.answer_parts import ToolCall
 Json = dict[str, Any]
 
 _LOGPROBS = "message.output_text.logprobs"
-"""What a client includes who wants them."""
+"""The value of `include` that asks for logprobs."""
 
 _KINDS = {
     "thought": ("rs", "reasoning", "reasoning_text"),
     "said": ("msg", "message", "output_text"),
 }
-"""How its id begins, and what an item and its part are."""
+"""Prefix of the id, type of the item, and type of its part."""
 
 
 def question_of(body: Fields) -> Question:
-    """The whole conversation comes with each request."""
+    """The question of a request, which has the whole conversation."""
     for name in ("previous_response_id", "conversation"):
         if body.raw(name):
             raise not_stored(body, name)
@@ -78,7 +78,7 @@ def question_of(body: Fields) -> Question:
 
 
 def _told_back(body: Fields, several: bool) -> Json:
-    """What was asked, as OpenAI repeats it. Nothing is stored, and no prompt is cut."""
+    """The fields of the request that the reply repeats, as OpenAI's does."""
     reasoning, text = body.object("reasoning"), body.object("text")
     metadata = body.object("metadata")
     choice = body.raw("tool_choice")
@@ -107,8 +107,7 @@ def _told_back(body: Fields, several: bool) -> Json:
 
 @dataclass(slots=True, kw_only=True)
 class ResponsesTranslator:
-    """One reply in the words of this dialect: an item of what was thought, and one of what was
-    said."""
+    """Writes one reply of /v1/responses: items of thoughts, texts and calls."""
 
     model: str
     question: Question
@@ -117,8 +116,8 @@ class ResponsesTranslator:
     _items: list[Json] = field(default_factory=list)
     _numbers: count[int] = field(default_factory=count)
     _prompt_tokens: int = 0
-    _untold: list[Token] = field(default_factory=list)
-    """Whose logprobs go with what is said next."""
+    _pending: list[Token] = field(default_factory=list)
+    """Tokens whose logprobs are sent with the next text."""
 
     async def whole(self, happenings: AsyncIterator[Happening]) -> Json:
         """The whole reply."""
@@ -128,7 +127,7 @@ class ResponsesTranslator:
         return response
 
     async def events(self, happenings: AsyncIterator[Happening]) -> AsyncGenerator[Json]:
-        """One after the other, as they come; `type` is the name of each."""
+        """The events of the stream; `type` is the name of each."""
         async for event in happenings:
             if isinstance(event, Begin):
                 self._prompt_tokens = event.prompt_tokens
@@ -144,22 +143,22 @@ class ResponsesTranslator:
                 yield self._event(f"response.{status}", response=response)
             else:
                 if self.question.options.logprobs is not None:
-                    self._untold += event.tokens
+                    self._pending += event.tokens
                 for which, text in (("thought", event.thought), ("said", event.said)):
                     if text:
                         for each in self._more(which, text):
                             yield each
                 for call in event.calls:
-                    self._untold.clear()
+                    self._pending.clear()
                     for each in self._call(call):
                         yield each
 
     def refused(self, refusal: Refusal) -> list[Json]:
-        """The whole stream of a question that was not taken."""
+        """The whole stream of a question that is refused."""
         return [*self._begin(), self.failed(refusal)]
 
     def failed(self, refusal: Refusal) -> Json:
-        """The last event, where the answer cannot be finished."""
+        """The last event of an answer that fails."""
         code = refusal.code or ("invalid_prompt" if refusal.status < 500 else "server_error")
         response = self._response("failed")
         response["error"] = {"code": code, "message": refusal.said_in("openai")}
@@ -193,7 +192,7 @@ class ResponsesTranslator:
             events.append(self._of_part("response.content_part.added", part=part))
         part = self._items[-1]["content"][0]
         part["text"] += text
-        logprobs = self._logprobs()  # of thoughts nobody is told any
+        logprobs = self._logprobs()  # taken also for thoughts, which are sent without any
         extra: Json = {}
         if part_kind == "output_text":
             part["logprobs"] += logprobs
@@ -202,12 +201,12 @@ class ResponsesTranslator:
         return events
 
     def _logprobs(self) -> list[Json]:
-        found = logprobs_of(self._untold)
-        self._untold.clear()
+        found = logprobs_of(self._pending)
+        self._pending.clear()
         return found
 
     def _call(self, call: ToolCall) -> list[Json]:
-        """An item of its own, at once whole."""
+        """The events of a call, which is one complete item."""
         events = self._close()
         origin = self._origins.get(call.name, Origin(name=call.name))
         given = text_given(call) if origin.takes_text else None
@@ -238,7 +237,7 @@ class ResponsesTranslator:
         return origins(tools)
 
     def _close(self) -> list[Json]:
-        """The item that is under way, if there is one, is complete."""
+        """The events that complete the current item, if there is one."""
         if not self._items or self._items[-1]["status"] == "completed":
             return []
         item = self._items[-1]

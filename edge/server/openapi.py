@@ -1,4 +1,4 @@
-"""What the server understands, as an OpenAPI document: for tools that make clients, or try it."""
+"""The OpenAPI document of the server, for generators of clients and API explorers."""
 
 from __future__ import annotations
 
@@ -17,54 +17,51 @@ _TEXT: Json = {"type": "string"}
 _MODEL: Json = {"$ref": "#/components/schemas/Model"}
 
 _BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
-    "/v1/chat/completions": ("An answer to a conversation, as OpenAI has it", bodies.Chat),
-    "/v1/completions": ("What follows a text, as OpenAI has it", bodies.Completion),
-    "/v1/responses": (
-        "An answer to a conversation that is sent whole, as OpenAI has it",
-        bodies.Response,
-    ),
-    "/v1/embeddings": ("A vector for each text, as OpenAI has it", bodies.Embeddings),
-    "/v1/rerank": ("Documents by their relevance, as Cohere and Jina have it", bodies.Rerank),
-    "/v1/messages": ("An answer to a conversation, as Anthropic has it", bodies.AnthropicMessages),
+    "/v1/chat/completions": ("OpenAI: answer a conversation", bodies.Chat),
+    "/v1/completions": ("OpenAI: complete a text", bodies.Completion),
+    "/v1/responses": ("OpenAI: answer a conversation that is sent whole", bodies.Response),
+    "/v1/embeddings": ("OpenAI: embed texts", bodies.Embeddings),
+    "/v1/rerank": ("Cohere and Jina: order documents by their relevance", bodies.Rerank),
+    "/v1/messages": ("Anthropic: answer a conversation", bodies.AnthropicMessages),
     "/v1/messages/count_tokens": (
-        "How many tokens a conversation has, as Anthropic has it",
+        "Anthropic: count the tokens of a conversation",
         bodies.CountedMessages,
     ),
-    "/api/chat": ("An answer to a conversation, as Ollama has it", bodies.OllamaChat),
-    "/api/generate": ("What follows a text, as Ollama has it", bodies.OllamaGenerate),
-    "/api/show": ("What a model can do, as Ollama has it", msgspec.defstruct("Show", [])),
-    "/api/embed": ("A vector for each text, as Ollama has it", bodies.OllamaEmbed),
-    "/api/embeddings": ("A vector for one text, as Ollama had it", bodies.OllamaEmbeddings),
+    "/api/chat": ("Ollama: answer a conversation", bodies.OllamaChat),
+    "/api/generate": ("Ollama: complete a text", bodies.OllamaGenerate),
+    "/api/show": ("Ollama: facts about a model", msgspec.defstruct("Show", [])),
+    "/api/embed": ("Ollama: embed texts", bodies.OllamaEmbed),
+    "/api/embeddings": ("Ollama's older interface: embed one text", bodies.OllamaEmbeddings),
 }
 _LOOKS: Mapping[str, tuple[str, Mapping[str, Json]]] = {
-    "/health": ("Whether it answers", {}),
-    "/metrics": ("What it counts, for Prometheus", {}),
-    "/api/cluster": ("What runs where, and how it is doing", {"model": _MODEL}),
+    "/health": ("The health of the server", {}),
+    "/metrics": ("Metrics for Prometheus", {}),
+    "/api/cluster": ("The plan of a loaded model, and its state", {"model": _MODEL}),
     "/api/plan": (
-        "The placement of a model, and how fast it should be",
+        "The plan of a model on a changed cluster, and its predicted speed",
         {"model": _TEXT, "change": {"type": "array", "items": _TEXT}},
     ),
-    "/api/plan/models": ("Models that may be planned", {}),
-    "/v1/models": ("The models, as OpenAI has it", {}),
-    "/api/tags": ("The models, as Ollama has it", {}),
-    "/api/ps": ("The models that are loaded, as Ollama has it", {}),
-    "/api/version": ("Of Ollama's interface", {}),
+    "/api/plan/models": ("Models that can be planned", {}),
+    "/v1/models": ("OpenAI: list the models", {}),
+    "/api/tags": ("Ollama: list the models", {}),
+    "/api/ps": ("Ollama: list the loaded models", {}),
+    "/api/version": ("Version of Ollama's API", {}),
     "/openapi.json": ("This document", {}),
 }
 _REFUSALS = {
-    "400": "Something in the request is not as it must be; the error names it",
-    "401": "A key is wanted, or another one",
+    "400": "The request is invalid; the error names the field",
+    "401": "The API key is missing or wrong",
     "404": "There is no such model",
-    "405": "Another method is wanted",
-    "408": "The body does not come",
+    "405": "This path takes another method",
+    "408": "The body did not arrive in time",
     "413": "The body is too large",
-    "429": "Too many requests of this client; come again after `Retry-After`",
-    "503": "There is no room now; come again after `Retry-After`",
+    "429": "Too many requests of this client; try again after `Retry-After`",
+    "503": "There is no room now; try again after `Retry-After`",
 }
 
 
 def document(names: Sequence[str]) -> Json:
-    """OpenAPI 3.1, of a server with models of these names."""
+    """An OpenAPI 3.1 document of a server with models of these names."""
     paths: Json = {}
     for path, (summary, body) in _BODIES.items():
         content = {"application/json": {"schema": _schema(body)}}
@@ -73,9 +70,7 @@ def document(names: Sequence[str]) -> Json:
         asked = [{"name": name, "in": "query", "schema": of} for name, of in query.items()]
         paths[path] = {"get": _operation(summary, {"parameters": asked} if asked else {})}
     name = {"name": "name", "in": "path", "required": True, "schema": _MODEL}
-    paths["/v1/models/{name}"] = {
-        "get": _operation("One model, as OpenAI has it", {"parameters": [name]})
-    }
+    paths["/v1/models/{name}"] = {"get": _operation("OpenAI: one model", {"parameters": [name]})}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Edge", "version": __version__},
@@ -89,7 +84,7 @@ def document(names: Sequence[str]) -> Json:
 
 
 def _schema(body: type[msgspec.Struct]) -> Json:
-    """What a body is: every one of them names a model."""
+    """The schema of a body, with the field `model` that all bodies have."""
     schema = plain_schema(body)
     properties = {"model": _MODEL, **schema["properties"]}
     return {**schema, "required": ["model", *schema["required"]], "properties": properties}

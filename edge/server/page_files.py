@@ -1,4 +1,4 @@
-"""The page at `/`: files that need no build, told to run no script and load no file but these."""
+"""The page at `/`: static files, with a content security policy that allows only these."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _INDEX = "index.html"
 
 
 def page_routes() -> list[Route]:
-    """One for each file. They tell nothing of this server, so they need no key."""
+    """A route for each file. The files are the same on every server and need no key."""
     routes = []
     for file in files("edge.server").joinpath("page").iterdir():
         ending = file.name.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Where the model, or another one that is on this disk, would run if something were otherwise."""
+"""Plans for a changed cluster, of the served models and of others on this disk."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Propose = Callable[[str | Path, Sequence[str]], Awaitable[Proposal]]
 
 
 class Previews:
-    """Only of models that are known here: a client names one, and no path."""
+    """Plans for models by name. A client cannot name a path."""
 
     def __init__(self, served: Mapping[str, str | Path], propose: Propose) -> None:
-        """served: the places of the models of this server, by name."""
+        """served: names or folders of the served models, by their names on this server."""
         self._served = served
         self._propose = propose
         self._one_at_a_time = asyncio.Lock()
 
     async def names(self) -> list[str]:
-        """The served ones first."""
+        """Names of all models that can be planned, the served ones first."""
         return list(await run_blocking(self._places))
 
     async def view(self, name: str, changes: Sequence[str]) -> dict[str, Any]:
-        """As `plan_view`. Raises Refusal for a model that is not here, and where it does not
-        fit; RequestError for a change that makes no sense."""
+        """A plan as in `plan_view`. Raises Refusal for an unknown model and for one that does not
+        fit; RequestError for an invalid change."""
         if len(changes) > MOST_CHANGES:
             raise Refusal(400, f"at most {MOST_CHANGES} changes", param="change")
         places = await run_blocking(self._places)

@@ -1,4 +1,4 @@
-"""How urgent a request is, in the words of each dialect."""
+"""The priority of a request, from the fields of each dialect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHERS: Mapping[Tier, Priority] = {
 
 
 def priority_of(priority: Priority | None, tier: Tier | None = None) -> Priority:
-    """The value of `priority`, which every dialect has here, else that of OpenAI's tier."""
+    """The value of `priority`, a field that Edge adds to all dialects, or else OpenAI's tier."""
     if priority is None and tier is not None:
         return _OTHERS.get(tier, "normal")
     return priority or "normal"

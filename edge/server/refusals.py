@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be served: one fact, said in each dialect's way."""
+"""Errors of requests, in the format of each dialect."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _KINDS = {
     503: "overloaded_error",
 }
 CONTEXT_CODE = "context_length_exceeded"
-"""Code for OpenAI's clients where a prompt does not fit."""
+"""OpenAI's error code for a prompt that does not fit."""
 
 RETRY_AFTER_S = 2
-"""A request waits for others' tokens, so soon there is room."""
+"""Seconds until a client should try again. Room comes soon, when other answers end."""
 
 
 @dataclass(slots=True)
 class Refusal(Exception):  # noqa: N818 - it is an answer, not a defect
-    """A status, a sentence, and what in the request it is about."""
+    """An HTTP status, a sentence, and the field of the request that it is about."""
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
     closes: bool = False
-    """Nothing more is read of the connection."""
+    """Whether the connection is closed after the refusal."""
     said_as: Mapping[Dialect, str] = field(default_factory=dict)
-    """The sentence, where clients of a dialect look for words of their own."""
+    """Other sentences, for dialects whose clients look for certain words."""
 
     def said_in(self, dialect: Dialect) -> str:
         return self.said_as.get(dialect, self.message)
@@ -75,7 +75,7 @@ class Refusal(Exception):  # noqa: N818 - it is an answer, not a defect
 
 
 def _too_long(error: PromptLengthError) -> Mapping[Dialect, str]:
-    """By these words agents know that they must make the conversation shorter."""
+    """Sentences by which agents recognise that they must shorten the conversation."""
     tokens, most = error.prompt_tokens, error.context_tokens
     return {
         "openai": f"This model's maximum context length is {most} tokens. However, your messages "
@@ -85,7 +85,7 @@ def _too_long(error: PromptLengthError) -> Mapping[Dialect, str]:
 
 
 def refusal_of(error: EdgeError) -> Refusal:
-    """What an error of the engine is to a client."""
+    """The refusal that a client gets for an error of the engine."""
     if isinstance(error, PromptLengthError):
         return Refusal(400, str(error), code=CONTEXT_CODE, said_as=_too_long(error))
     if isinstance(error, RequestError):
@@ -105,5 +105,5 @@ _FOLDERS = re.compile(
 
 
 def _without_folders(text: str) -> str:
-    """The text with file names in place of paths: a client is not told where files are."""
+    """The text with file names in place of paths, which clients need not know."""
     return _FOLDERS.sub("", text)

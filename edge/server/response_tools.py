@@ -1,4 +1,4 @@
-"""Tools of /v1/responses by the names that the model knows, and by those of the client."""
+"""Tools of /v1/responses: the names that the model sees, and those of the client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What a client calls a tool."""
+    """The name of a tool in a client's request."""
 
     name: str
     namespace: str | None = None
@@ -22,13 +22,13 @@ class Origin:
 
 
 def full_name(namespace: str | None, name: str) -> str:
-    """By that the model knows a tool of a namespace, as agents call them elsewhere, too."""
+    """The name of a namespace's tool for the model, in the form that agents use elsewhere."""
     return name if not namespace else f"{namespace}__{name}"
 
 
 def named(body: Fields) -> Fields:
-    """The request with each tool, and the choice of one, under the name that the model knows. Tools
-    that a service would run stay as they are. What an item offers again is there once."""
+    """The request with the model's names in its tools and its choice of one. Tools that a service
+    would run keep their names. A tool that is offered twice is there once."""
     found = dict(body.items())
     found["tools"] = tools = []
     names = set()
@@ -55,12 +55,12 @@ def _named(namespace: str | None, tool: Fields) -> Json:
 
 
 def _chosen(tool: Fields) -> Json:
-    """As a choice names it."""
+    """The tool's entry in a choice of tools."""
     return _named(tool.text("namespace"), tool)
 
 
 def origins(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Origin]:
-    """By the names that the model knows, of tools that were read before."""
+    """Clients' names by the names that the model sees, of tools that `named` has renamed."""
     return {
         full_name(namespace, tool.need_text("name")): Origin(
             name=tool.need_text("name"),
@@ -73,7 +73,7 @@ def origins(tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Origin]:
 
 
 def _each(body: Fields) -> Iterator[tuple[str | None, Fields]]:
-    """Every tool, and the namespace that it is of."""
+    """Each tool with its namespace."""
     for tool in body.objects("tools"):
         if tool.text("type") == "namespace":
             namespace = tool.need_text("name")

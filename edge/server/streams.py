@@ -1,5 +1,4 @@
-"""Answers that are sent as they come: in the lines of each dialect, and with a sign of life where
-nothing comes for long."""
+"""Streamed answers, in the lines of each dialect, with a keep-alive line in long silences."""
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ from edge.server.refusals import Refusal, refusal_of
 Json = dict[str, Any]
 
 SILENCE_S = 10.0
-"""After so long without a word a sign of life is sent: proxies give up after a minute or so, and a
-long prompt, a device that is lost, or others that come first take longer."""
+"""Seconds of silence after which a keep-alive line is sent. Proxies give up after a minute or so;
+a long prompt, a lost device or answers that come first can take longer."""
 
 COMMENT = ": waiting\n\n"
-"""A comment of server-sent events: every client passes it over."""
+"""A comment of server-sent events, which clients ignore."""
 
 
 class BegunAnswer:
-    """What happens, after the first of it was waited for."""
+    """An answer's events, of which the first has arrived."""
 
     def __init__(self, first: Happening, rest: AsyncGenerator[Happening]) -> None:
         self._first: Happening | None = first
@@ -41,13 +40,13 @@ class BegunAnswer:
         return await anext(self._rest) if first is None else first
 
     async def aclose(self) -> None:
-        """What is under way ends."""
+        """End the answer."""
         await self._rest.aclose()
 
 
 class StreamedAnswer(StreamingResponse):
-    """Lines of an answer that has begun. When it is over, or its client has gone, what it is made
-    of ends, too: from the outside inwards."""
+    """The lines of an answer that has begun. Its generators are closed, the outer one first, when
+    it is over or its client has gone."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class StreamedAnswer(StreamingResponse):
         sign: Callable[[], str],
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """sign: of life; makes one that fits between two lines."""
+        """sign: makes a keep-alive line, which may come between any two lines."""
         super().__init__(lines, media_type=media_type, headers=headers)
         self._lines = lines
         self._begun = begun
@@ -101,7 +100,7 @@ class StreamedAnswer(StreamingResponse):
 
 
 def events(lines: AsyncGenerator[str], begun: BegunAnswer, sign: str = COMMENT) -> StreamedAnswer:
-    """Server-sent ones."""
+    """The answer as server-sent events."""
     return StreamedAnswer(
         lines,
         begun,
@@ -117,7 +116,7 @@ async def data_lines(chunks: AsyncGenerator[Json]) -> AsyncGenerator[str]:
         try:
             async for chunk in chunks:
                 yield f"data: {json.dumps(chunk)}\n\n"
-        except EdgeError as error:  # the status is long sent
+        except EdgeError as error:  # the status was sent already
             yield f"data: {json.dumps(refusal_of(error).body('openai'))}\n\n"
             return
         yield "data: [DONE]\n\n"
@@ -126,8 +125,8 @@ async def data_lines(chunks: AsyncGenerator[Json]) -> AsyncGenerator[str]:
 async def named_lines(
     events: AsyncGenerator[Json], failed: Callable[[Refusal], Json]
 ) -> AsyncGenerator[str]:
-    """Lines of events whose `type` is their name. failed: the last event, where there is no
-    other."""
+    """Lines of events whose `type` is their name. failed: makes the last event of an answer that
+    fails."""
     async with contextlib.aclosing(events):
         try:
             async for event in events:

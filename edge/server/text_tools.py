@@ -1,4 +1,4 @@
-"""OpenAI's custom tools, which take a text: as functions of a chat template, and their calls."""
+"""OpenAI's custom tools, which take a text, as functions for chat templates."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from edge.server.fields import Fields
 from edge.text.answer_parts import ToolCall
 
 CUSTOM_INPUT = "input"
-"""The only argument of a tool that takes a text, where it is called as others are."""
+"""The argument of the function that stands for a custom tool."""
 
 Json = dict[str, Any]
 
 
 def text_taker(tool: Fields, *, flat: bool) -> tuple[Json, Fields | None]:
-    """One as a function, and its form where calls are not kept to it.
+    """A custom tool as a function, and its grammar if calls are not kept to it.
 
-    A regular expression is what the argument must match, as a schema says it. Another grammar is
-    told to the model alone.
+    A regular expression becomes a pattern in the argument's schema. Other grammars are only
+    described to the model.
     """
     said = [tool.text("description") or ""]
     taken: Json = {"type": "string"}
@@ -46,6 +46,6 @@ def text_taker(tool: Fields, *, flat: bool) -> tuple[Json, Fields | None]:
 
 
 def text_given(call: ToolCall) -> str | None:
-    """What a call gives such a tool; None where that is no text."""
+    """The text that a call passes to a custom tool; None if the argument is no text."""
     given = call.arguments.get(CUSTOM_INPUT)
     return given if isinstance(given, str) else None

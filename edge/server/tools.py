@@ -1,4 +1,4 @@
-"""Tools that a client offers, and calls of them in a conversation, as chat templates take them."""
+"""Tools that a client offers, and earlier calls of them, as chat templates take them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def new_id(prefix: str) -> str:
 
 
 def schema(tool: Fields, *, parameters: str = "parameters") -> Json:
-    """One tool; `parameters` is the name of what its arguments must be."""
+    """One tool as a function. parameters: the field with the schema of its arguments."""
     wanted = tool.object(parameters)
     function: Json = {
         "name": tool.need_text("name"),
@@ -37,7 +37,7 @@ def schema(tool: Fields, *, parameters: str = "parameters") -> Json:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTools:
-    """The tools of a request, those of which one must be called, and whether more may be."""
+    """The tools of a request, those of which one must be called, and whether several may be."""
 
     tools: Sequence[Json]
     forced: Sequence[Json] = ()
@@ -47,7 +47,8 @@ class OfferedTools:
 def forced_offer(
     tools: Sequence[Json], name: str | None, body: Fields, *, several: bool = True
 ) -> OfferedTools:
-    """One of them must be called, or the one of this name. Raises Refusal where it is not here."""
+    """An offer of which one tool must be called, or the tool of this name. Raises Refusal if there
+    is no such tool."""
     forced = [tool for tool in tools if name in {None, tool["function"]["name"]}]
     if not forced:
         wanted = "a tool" if name is None else f"{name!r:.80}"
@@ -56,8 +57,8 @@ def forced_offer(
 
 
 def openai_tools(body: Fields, *, flat: bool = False) -> OfferedTools:
-    """flat: a tool's name lies next to its type, as in /v1/responses. Of tools that a service would
-    run, which agents offer there unasked, the model is not told."""
+    """The tools of a request. flat: a tool's name is beside its type, as in /v1/responses. Tools
+    that a service would run, which agents offer by default, are left out."""
     found = []
     unkept: dict[str, Fields] = {}
     tools = body.objects("tools")
@@ -90,7 +91,7 @@ def _chosen(body: Fields, found: Sequence[Json], *, flat: bool) -> OfferedTools:
     several = body.raw("parallel_tool_calls") is not False
     if not isinstance(body.raw("tool_choice"), str | None):
         choice = body.object("tool_choice")
-        assert choice is not None, "it is no text, and there"
+        assert choice is not None, "it is an object"
         if choice.one_of("type", (*CALLED, "allowed_tools")) == "allowed_tools":
             held = choice if flat else choice.object("allowed_tools")
             if held is None:
@@ -109,7 +110,7 @@ def _chosen(body: Fields, found: Sequence[Json], *, flat: bool) -> OfferedTools:
 
 
 def _allowed(tools: Sequence[Json], held: Fields, *, flat: bool) -> list[Json]:
-    """Those of the tools that a choice names. Raises Refusal for one that is not here."""
+    """The tools that a choice names. Raises Refusal for an unknown one."""
     names = set()
     for tool in held.objects("tools"):
         if flat and tool.need_text("type") not in CALLED:
@@ -122,7 +123,7 @@ def _allowed(tools: Sequence[Json], held: Fields, *, flat: bool) -> list[Json]:
 
 
 def _held(tool: Fields, *, flat: bool) -> Fields:
-    """Where a tool, a choice or a call has its name."""
+    """The object of a tool, a choice or a call that holds its name."""
     kind = tool.one_of("type", CALLED)
     held = tool if flat else tool.object(kind)
     if held is None:
@@ -131,15 +132,16 @@ def _held(tool: Fields, *, flat: bool) -> Fields:
 
 
 def text_takers(body: Fields) -> frozenset[str]:
-    """Names of the tools of /v1/chat/completions that take a text, in a body that was read."""
+    """Names of the custom tools of /v1/chat/completions."""
     custom = (tool.object("custom") for tool in body.objects("tools"))
     return frozenset(held.need_text("name") for held in custom if held is not None)
 
 
 def called(name: str, arguments: object, call_id: str | None) -> Json:
-    """A call that the model made before. arguments: an object, or JSON in a text.
+    """An earlier call of the model. arguments: an object, or JSON in a text.
 
-    A call that another model broke stays in the conversation: what is no object becomes one.
+    Invalid arguments become an object, so that a call that another model broke stays in the
+    conversation.
     """
     if isinstance(arguments, str):
         with contextlib.suppress(ValueError, RecursionError):

@@ -51,8 +51,8 @@ class AnswerParser:
 
     @property
     def held(self) -> int:
-        """Characters at the end of what was fed that are not settled: they may become a mark, or
-        belong to a call."""
+        """Characters at the end of the input that are not settled, because they may become a mark
+        or belong to a call."""
         return self._reader.held
 
     @property

@@ -1,6 +1,6 @@
 """The parts of a streamed answer, cut before a stop string. Pure.
 
-Stop strings count in what is said to the user, not in thinking, calls or marks.
+Stop strings apply to text for the user, not to thinking, calls or marks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from edge.text.stream import StopMatcher
 class AnswerStream:
     """Takes the text of an answer in pieces, returns its settled text and parts.
 
-    The settled texts together are the whole text, up to the stop string that begins first in what
-    is said. They are never taken back, so a possible stop string is held back.
+    The settled texts together are the whole text, up to the stop string that begins first in text
+    for the user. They are never taken back, so a possible stop string is held back.
     """
 
     def __init__(self, parser: AnswerParser, stop: Sequence[str] = ()) -> None:
@@ -80,13 +80,13 @@ class AnswerStream:
         *,
         is_over: bool = False,
     ) -> str:
-        """The text that may be shown, and in `found` its parts.
+        """The text that may be shown. Adds its parts to `found`.
 
-        settled: characters that the parser has just settled, at the end of which is what was said.
+        settled: characters that the parser has just settled; text for the user is at their end.
         """
         parts = joined(parts)
         said = sum(len(part.text) for part in parts if isinstance(part, Said))
-        if settled > said:  # a mark or a thought is between, and no stop string goes over it
+        if settled > said:  # no stop string extends over a mark or a thought
             found += _said(matcher.finish())
         for part in parts:
             if not isinstance(part, Said):

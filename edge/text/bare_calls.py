@@ -30,7 +30,7 @@ def bare_json(_types: ToolTypes, head: str) -> tuple[Body, int] | str | None:
 
 
 def bare_line(types: ToolTypes, head: str) -> tuple[Body, int] | str | None:
-    """The reader of a call whose tool's name is a line of its own; see ChosenBody."""
+    """The reader of a call whose first line is the tool's name; see ChosenBody."""
     start = head.lstrip(_BETWEEN)
     place = len(head) - len(start)
     if (named := _LINE.match(start)) is not None and named[1] in types:

@@ -66,7 +66,7 @@ class ChannelReader:
 
     @property
     def held(self) -> int:
-        """Characters at the end of what was fed that are not settled."""
+        """Characters at the end of the input that are not settled."""
         if self._state == "message" and self._kind is None:
             return len(self._header) + self._call_characters + len(self._tail)
         is_header = self._state in ("first", "header")

@@ -54,8 +54,8 @@ class Vocabulary:
         self._same_as = same_as or {}
         added = backend.get_added_tokens_decoder()
         self._has_marks = any(token.special and token.content in marks for token in added.values())
-        # Asked of the decoder, not only of the flag: `tokenizers` shows a special token whose
-        # spelling its normalizer changes.
+        # Checked by decoding and not only by the flag, because `tokenizers` shows a special token
+        # whose spelling its normalizer changes.
         self._special_ids = frozenset(
             token_id
             for token_id, token in added.items()
@@ -120,7 +120,7 @@ class Vocabulary:
         return piece.encode()
 
     def own_bytes(self, token_id: int) -> bytes | None:
-        """As `bytes_of`; None also where they depend on other tokens."""
+        """The result of `bytes_of`; None also if the bytes depend on other tokens."""
         try:
             return self.bytes_of(token_id)
         except RequestError:

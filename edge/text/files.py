@@ -197,8 +197,8 @@ def _declared_tokens(settings: Mapping[str, object], path: Path) -> dict[int, Sp
 def _chat_templates(
     path: Path, settings: Mapping[str, object], settings_file: Path
 ) -> dict[str, tuple[str, str]]:
-    """The chat templates: from files of their own, else from the settings, else from the file that
-    processors of pictures have."""
+    """The chat templates: from separate files, else from the settings, else from the file of
+    processors of pictures."""
     files = {"default": path / "chat_template.jinja"}
     if (folder := path / "additional_chat_templates").is_dir():
         files |= {file.stem: file for file in sorted(folder.glob("*.jinja"))}

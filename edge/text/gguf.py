@@ -1,8 +1,7 @@
 """The tokenizer in a GGUF file: its metadata converted back to a tokenizer.json.
 
-Knows keys and token types; builds nothing. Where the file does not say, llama.cpp's rules hold:
-which kinds put a BOS token before a text, and that SentencePiece vocabularies have a space before
-each stretch of text.
+Knows keys and token types; builds nothing. Defaults are llama.cpp's: the kinds that put a BOS token
+before a text, and a space before each stretch of text in SentencePiece vocabularies.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _END_MARKS = frozenset(
 """Tokens that end an answer. Files name one end token, models have several. The name decides, as
 many files have these tokens as normal ones."""
 _END_WORDS = frozenset({"</s>", "<eos>", "[EOS]", "<EOT>", "_<EOT>", "[EOT]"})
-"""Tokens that end an answer where their type is control. Some vocabularies have `</s>` as HTML."""
+"""Tokens that end an answer if they are control tokens. Some vocabularies have `</s>` as HTML."""
 _PARTED_BY = frozenset({"<|channel|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>"})
 """In a vocabulary with one of these, answers are messages, and `<|end|>` only separates them."""
 
@@ -300,7 +299,7 @@ def _pre_tokenizer(metadata: Mapping[str, Any], path: Path) -> PreTokenizer:
 def _byte_level(
     pre: PreTokenizer, tokens: Sequence[str], merges: Sequence[tuple[str, str]]
 ) -> dict[str, object]:
-    """A byte-level BPE tokenizer, as GPT-2, Llama 3 and Qwen have it."""
+    """A byte-level BPE tokenizer, as in GPT-2, Llama 3 and Qwen."""
     bytes_as_characters = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -325,7 +324,7 @@ def _sentence_pieces(
     tokens: Sequence[str],
     merges: Sequence[tuple[str, str]],
 ) -> dict[str, object]:
-    """A SentencePiece BPE tokenizer, as Llama 2 and Gemma have it: spaces are ▁, unknown text falls
+    """A SentencePiece BPE tokenizer, as in Llama 2 and Gemma: spaces are ▁, and unknown text falls
     back to bytes."""
     has_space_before = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     unknown = _id(metadata, "unknown_token_id", 0)

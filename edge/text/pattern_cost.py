@@ -37,14 +37,14 @@ class PatternCost:
     """The cost of a part of a pattern."""
 
     least: int
-    """Letters that it matches at least."""
+    """The least number of letters that it matches."""
     can_fail: bool
     degree: int
     ways: int
-    """Both where something that may fail follows:"""
+    """Degree and ways if a part that may fail follows."""
     last_degree: int
     last_ways: int
-    """and where nothing does."""
+    """Degree and ways if no such part follows."""
 
     @property
     def is_fixed(self) -> bool:

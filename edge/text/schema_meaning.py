@@ -42,7 +42,7 @@ def followed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
     * An unknown `format`, `uniqueItems: false`, and `propertyNames` of any text are dropped.
     * `uniqueItems` of few possible items becomes the list of all such arrays.
-    * `propertyNames` with a list of names or a pattern become properties, where no others are.
+    * `propertyNames` with a list of names or a pattern become properties, if there are no others.
     * A pattern with lookarounds beside a known format is dropped: a grammar cannot look around, and
       generators write it to describe the format.
     """
@@ -121,7 +121,7 @@ def _allows_all(names: object) -> bool:
 
 
 def _named(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`propertyNames` as properties; empty where they cannot be."""
+    """`propertyNames` as properties; empty if they cannot be expressed so."""
     names, values = schema["propertyNames"], schema.get("additionalProperties", {})
     if not isinstance(names, Mapping) or {"properties", "patternProperties"} & schema.keys():
         return {}

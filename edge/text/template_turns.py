@@ -83,7 +83,7 @@ def _one_by_one(turns: Sequence[Turn]) -> list[Turn]:
 
 def _with_short_ids(turns: Sequence[Turn]) -> list[Turn]:
     """Turns whose calls and results have ids of nine letters and digits, made from theirs. A call
-    without an id gets one, and a result without one that of the first call that has no result."""
+    without an id gets one; a result without an id gets that of the first call without a result."""
     found: list[Turn] = []
     waiting: list[tuple[str, object]] = []
     """Ids of calls without results, and names of their tools."""

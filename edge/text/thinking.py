@@ -76,7 +76,7 @@ class ThinkingSplitter:
 
     @property
     def held(self) -> int:
-        """Characters at the end of what was fed that are not settled."""
+        """Characters at the end of the input that are not settled."""
         return len(self._held)
 
     def feed(self, text: str) -> tuple[str, str]:

@@ -1,10 +1,10 @@
 """Bit allocation: the bits of each matrix, for a given mean of all. Pure.
 
-A greedy choice: from the coarsest kind for every matrix, the step that saves most loss for its
-bytes is taken, as long as there are bytes. Losses of matrices are added as if they were
-independent. Layers get their bits in three classes, by their total sensitivity, because plans and
-kernels distinguish as many kinds of layers. On SmolLM2-135M this loses nothing against a choice for
-each layer alone.
+The choice is greedy: starting with the coarsest kind for every matrix, take the step that saves
+most loss for its bytes, while there are bytes. Losses of matrices are added as if they were
+independent. Layers get their bits in three classes, by total sensitivity, because each class is a
+kind of layer for plans and kernels. On SmolLM2-135M this loses nothing against a choice for each
+layer.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _CLASSES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindChoice:
-    """A kind that a matrix can have, with its price."""
+    """A possible kind of a matrix, with its loss."""
 
     kind: Blocks
     num_bytes: int
     loss: float
-    """Loss in nats that it adds to the KL divergence."""
+    """Nats that it adds to the KL divergence."""
 
 
 Choices = Mapping[str, Sequence[KindChoice]]
@@ -33,7 +33,7 @@ Choices = Mapping[str, Sequence[KindChoice]]
 
 
 def allocate_bits(choices: Choices, total_bytes: float) -> dict[str, KindChoice]:
-    """One of the choices for each matrix, together within `total_bytes`; at least the smallest."""
+    """A choice for each matrix, within `total_bytes` in all, or else the smallest of each."""
     members = _alike(choices)
     merged = {name: _sum([choices[role] for role in roles]) for name, roles in members.items()}
     found = dict.fromkeys(merged, 0)

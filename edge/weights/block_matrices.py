@@ -35,7 +35,7 @@ from edge.weights.recipe import Kind, Recipe
 class Blocks(MatrixKind[QuantizedMatrix]):
     """Codes of `code_bits` bits, and float32 scales; see edge.kernels.matmul_nbits.reference.
 
-    Raises ValueError for what no kernel has.
+    Raises ValueError for combinations without a kernel.
     """
 
     can_round_inputs = True
@@ -44,12 +44,12 @@ class Blocks(MatrixKind[QuantizedMatrix]):
     code_bits: int
     block_size: int
     zero_points: bool = False
-    """Each block has a code that stands for 0."""
+    """Whether each block has a code that stands for 0."""
     offsets: bool = False
-    """Each block has a float32 offset: files that keep the least weight of each."""
+    """Whether each block has a float32 offset, as in files with the least weight of each block."""
     order_number: int | None = None
-    """Columns are stored in an order of their own, so that those of a group lie side by side, and
-    are never cut. Tells matrices apart that are fused and are not in one order."""
+    """Set if columns are stored sorted by group (act-order) and are never cut. Fused matrices in
+    different orders have different numbers."""
 
     def __post_init__(self) -> None:
         check_format(self.bits, self.block_size)
@@ -64,7 +64,7 @@ class Blocks(MatrixKind[QuantizedMatrix]):
 
     @property
     def _more(self) -> str:
-        """What blocks have in addition to scales, for people."""
+        """The parts of blocks in addition to scales, for people."""
         names = {
             " with zero points": self.zero_points,
             " with offsets": self.offsets,
@@ -74,7 +74,7 @@ class Blocks(MatrixKind[QuantizedMatrix]):
 
     @property
     def is_sorted(self) -> bool:
-        """Whether columns are stored in an order of their own."""
+        """Whether columns are stored sorted by group."""
         return self.order_number is not None
 
     @property
@@ -143,7 +143,7 @@ class Blocks(MatrixKind[QuantizedMatrix]):
 
 
 def stored_arrays(matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
-    """Arrays of a matrix of blocks, by suffix, of any kind."""
+    """Arrays of a matrix of blocks of any kind, by suffix."""
     arrays: dict[str, NDArray[Any]] = {"codes": matrix.codes, "scales": matrix.scales}
     if matrix.zero_points is not None:
         arrays["zero_points"] = pack_zero_points(matrix.zero_points, matrix.bits)
@@ -188,7 +188,7 @@ class QuantizedSource(FloatSource):
 
 
 def mixed(recipe: Recipe, grades: tuple[int, ...] = ()) -> Encoding:
-    """Matrices of blocks are quantised once, as a whole; then read from the cache of that."""
+    """An encoding whose matrices of blocks are quantised once as a whole, and read from a cache."""
 
     def open_source(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
@@ -221,7 +221,7 @@ def mixed(recipe: Recipe, grades: tuple[int, ...] = ()) -> Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Progress of one kind's matrices, as that of all."""
+    """Progress of one kind's matrices, as a part of the whole progress."""
 
     on_progress: OnProgress
     before: int

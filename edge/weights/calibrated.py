@@ -1,4 +1,4 @@
-"""A checkpoint's matrices, rounded by what they are multiplied with."""
+"""A checkpoint's matrices, rounded by statistics of their inputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.weight_limits import check_weights, largest_of
 
 _CHUNK_WEIGHTS = 1 << 24
-"""Rounded at once, in some ten bytes each."""
+"""Weights that are rounded at once, which takes about ten bytes each."""
 
 
 def rounded_matrix(
@@ -26,9 +26,10 @@ def rounded_matrix(
     kind: Blocks,
     on_weights: Callable[[int], None],
 ) -> QuantizedMatrix:
-    """The matrix of a role. `on_weights` is told how many more weights are rounded, and may raise.
+    """The matrix of a role, rounded. on_weights: called with the number of rounded weights; may
+    raise.
 
-    Raises CheckpointError for weights that no model has, and statistics of no inputs.
+    Raises CheckpointError for invalid weights, and statistics without inputs.
     """
     name = checkpoint.tensor_name(role)
     rows, columns = checkpoint.store.shape(name)
@@ -53,7 +54,7 @@ def rounded_matrix(
         except ValueError as error:
             raise CheckpointError(
                 f"{name} cannot be rounded by {statistics.path}: {error}",
-                remedy="remove that file, and the model is observed anew",
+                remedy="remove that file, so that the statistics are made again",
             ) from error
         parts.append(part)
     return stacked(parts)

@@ -43,11 +43,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: str | Path, *, lora: str | Path | None = None) -> Checkpoint:
-        """A folder as Hugging Face has it, a GGUF file, or a folder with one GGUF model alone.
+        """Open a folder in Hugging Face's format, a GGUF file, or a folder with one GGUF model.
 
         lora: the folder of an adapter that changes its weights; see `edge/weights/lora.py`.
-        Raises CheckpointError naming the file, what is wrong with it and what to do. RequestError
-        for what is no path at all.
+        Raises CheckpointError with the file, its fault and the remedy; RequestError for an invalid
+        path.
         """
         try:
             given = Path(path).expanduser()
@@ -73,8 +73,8 @@ class Checkpoint:
     def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer: those of the configuration, and the tokenizer's own."""
         found = {*self._form.end_ids}
-        with contextlib.suppress(CheckpointError):  # a damaged tokenizer is told where it is used
-            is_folder = self._form.described_in == CONFIG  # a GGUF file tells its ends itself
+        with contextlib.suppress(CheckpointError):  # a damaged tokenizer is reported at its use
+            is_folder = self._form.described_in == CONFIG  # a GGUF file has all its end tokens
             end_id = self.tokenizer.end_id if is_folder and self.has_tokenizer else None
             found |= set() if end_id is None else {end_id}
         return frozenset(each for each in found if each < self.spec.vocab_size)
@@ -85,14 +85,14 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """It may have more tokens than the model has rows; no prompt may have those. Raises
-        CheckpointError when it is missing or damaged."""
+        """The tokenizer. Tokens beyond the model's rows must not be in prompts. Raises
+        CheckpointError if it is missing or damaged."""
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self.tokenizer_files())
         return self._tokenizer
 
     def tokenizer_files(self) -> TokenizerFiles:
-        """What the tokenizer is made of. Raises CheckpointError when it is missing or damaged."""
+        """The files of the tokenizer. Raises CheckpointError if it is missing or damaged."""
         if self._form.read_tokenizer is None:
             raise CheckpointError(
                 f"{self.path} has no tokenizer", remedy="put tokenizer.json there"
@@ -101,7 +101,7 @@ class Checkpoint:
 
     @property
     def own_encoding(self) -> Encoding | Rounded | None:
-        """What its matrices are in where they are quantised on disk; None where they are floats."""
+        """The encoding of matrices that are quantised on disk; None for floats."""
         return self._form.own_encoding
 
     @property
@@ -115,7 +115,7 @@ class Checkpoint:
     def source(
         self, weight_format: WeightFormat, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
-        """The weights in a format; what takes long of that is done once."""
+        """The weights in a format. Slow conversions are cached."""
         spec = weight_format.graded(self.spec)
         matrices = {
             role: spec.layer(int(role.split(".")[1])).grade if role.startswith("layers.") else 0
@@ -185,8 +185,8 @@ def _adapted(form: CheckpointForm, lora: str | Path) -> CheckpointForm:
 
 
 def check_place(path: Path) -> None:
-    """Raises CheckpointError where no checkpoint is, or one of a form or family that is not known:
-    by a look at the folder and its config.json, which takes a moment."""
+    """Quick check of a folder and its config.json. Raises CheckpointError if there is no
+    checkpoint, or one of an unknown form or family."""
     folder = path.resolve()
     if _is_gguf_file(path) or (_holds_no_safetensors(folder) and gguf_in(folder) is not None):
         return

@@ -1,7 +1,7 @@
 """Writes a quantised model as a folder of compressed-tensors, format pack-quantized.
 
-`edge/weights/packed/compressed.py` reads it: the very codes and scales. Knows nothing of how codes
-are found.
+`edge/weights/packed/compressed.py` reads the same codes and scales back. Knows nothing about how
+codes are chosen.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.weight_limits import check_weights, largest_of
 
 MADE_BY = "edge_quantize"
-"""Where config.json says how the codes were found."""
+"""The key of config.json that says how the codes were chosen."""
 
 _VERSION = 1
-"""Version of how codes are written: raise it when that changes, so that no folder has two."""
+"""Version of the written form. Raise it when that changes, so that no folder mixes two."""
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _SPARE_DISK_BYTES = 256 << 20
-"""Left free; also for the files next to the weights."""
+"""Disk space left free, also for the files beside the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Weights written at once, as one file. roles: all of them. coded: matrices of codes."""
+    """Weights that are written as one file. roles: all of them. coded: matrices of codes."""
 
     name: str
     roles: tuple[str, ...]
@@ -59,7 +59,7 @@ class Group:
 
 
 class CompressedFolder:
-    """A folder that is being written, group by group; an interrupted one is gone on with."""
+    """A folder that is written group by group, and continued after an interruption."""
 
     def __init__(
         self,
@@ -69,13 +69,12 @@ class CompressedFolder:
         *,
         made_by: Mapping[str, Any],
     ) -> None:
-        """kinds: Blocks by role, with zero points or nothing more (see tensor_shapes); other roles
-        stay as they are.
+        """kinds: Blocks by role, plain or with zero points (see tensor_shapes); other roles stay
+        floats.
 
-        made_by: values of JSON that decide the codes. What was begun by others, of another
-        checkpoint, or in other kinds, is begun anew. The checkpoint and the place stay the
-        caller's to close. Raises RequestError for what could not be read again; CapacityError where
-        the disk has no room.
+        made_by: JSON values that decide the codes. A folder begun with other values, of another
+        checkpoint or in other kinds is begun anew. The caller closes the checkpoint and the place.
+        Raises RequestError for kinds that could not be read back, CapacityError for a full disk.
         """
         spec = checkpoint.spec
         shapes = tensor_shapes(spec)
@@ -85,11 +84,11 @@ class CompressedFolder:
             if not isinstance(kind, Blocks) or kind.offsets or kind.is_sorted:
                 raise ValueError(f"{kind} is not a kind that the layout has")
         if not kinds:
-            raise RequestError("no matrix is to be quantised; the checkpoint itself is the result")
+            raise RequestError("no matrix would be quantised; use the checkpoint itself")
         if coded_recipe(spec, kinds) is None:
             raise RequestError(
-                "the layers are to be quantised in more different ways than a format can say; use "
-                "the same ways for more of them"
+                "a format cannot describe so many differently quantised layers; use the same kinds "
+                "for more of them"
             )
         self._checkpoint = checkpoint
         self._kinds = dict(kinds)
@@ -101,9 +100,9 @@ class CompressedFolder:
         family, _spec = read_family(checkpoint.config, source=str(checkpoint.path))
         self._norm_offset = np.float32(checkpoint.norm_offset - family.norm_offset)
         self._name = family.tensor_name
-        """As a folder has them; of a tied head, too."""
+        """Names of tensors in a folder, also of a tied head."""
         self.groups = self._grouped()
-        """In the order in which their files are numbered: layer by layer, then everything else."""
+        """Groups in the order of their files' numbers: layer by layer, then everything else."""
         made_of = {
             "version": _VERSION,
             "checkpoint": checkpoint.store.fingerprint,
@@ -121,14 +120,14 @@ class CompressedFolder:
 
     @property
     def missing(self) -> tuple[Group, ...]:
-        """Groups that are not yet written, in order."""
+        """Groups that are not written yet, in order."""
         return tuple(group for group in self.groups if group.name not in self._present)
 
     def write(self, group: Group, matrices: Mapping[str, QuantizedMatrix]) -> None:
-        """The codes of `group.coded`, by role; its other weights are copied from the checkpoint.
+        """Write the codes of `group.coded`, by role; other weights are copied from the checkpoint.
 
-        The file appears once it is whole, and survives a loss of power then. Raises CapacityError,
-        CheckpointError, ValueError for a matrix that is not of the kind or shape asked for.
+        The file appears once it is complete and durable. Raises CapacityError, CheckpointError,
+        ValueError for a matrix of the wrong kind or shape.
         """
         with store_errors_as_edge_errors(), self._writer(group) as writer:
             for role in group.roles:
@@ -142,9 +141,9 @@ class CompressedFolder:
         self._present.add(group.name)
 
     def finish(self) -> None:
-        """With all groups written: writes what lies next to them; then the folder has its name.
+        """Write the other files after all groups, and give the folder its name.
 
-        Raises RequestError where something else has it by now, CapacityError, CheckpointError.
+        Raises RequestError if the name is taken now, CapacityError, CheckpointError.
         """
         assert not self.missing, "all groups are written before the folder is finished"
         with store_errors_as_edge_errors():
@@ -161,7 +160,7 @@ class CompressedFolder:
         for role in self._shapes:
             layer = role.split(".")[1] if role.startswith("layers.") else None
             members.setdefault("rest" if layer is None else f"layers.{layer}", []).append(role)
-        members["rest"] = members.pop("rest")  # the embedding is named first, the head last
+        members["rest"] = members.pop("rest")  # moved to the end
         return tuple(
             Group(
                 name=name,
@@ -178,7 +177,7 @@ class CompressedFolder:
         try:
             with SafetensorsFile(path) as file:
                 found = {name: (place.dtype, place.shape) for name, place in file.tensors.items()}
-        except StoreError:  # damaged: it is written again
+        except StoreError:  # a damaged file is written again
             return False
         return found == self._tensors(group)
 
@@ -212,7 +211,7 @@ class CompressedFolder:
         return found
 
     def _copy(self, role: str, writer: SafetensorsWriter) -> None:
-        """A part at a time: a table of embeddings is large."""
+        """Copy a weight in parts, because embedding tables are large."""
         store, name = self._checkpoint.store, self._checkpoint.tensor_name(role)
         shape = self._shapes[role]
         for rows in row_chunks((shape[0], shape[1] if len(shape) == 2 else 1)):
@@ -233,7 +232,7 @@ class CompressedFolder:
             )
 
     def _module(self, role: str) -> str:
-        """What the names of a matrix's tensors begin with."""
+        """The prefix of the names of a matrix's tensors."""
         return self._name(role).removesuffix(".weight")
 
     def _index(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class OpenSource(Protocol):
     def __call__(
         self, tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
-        """What takes long is done once, and kept below `cache_root`."""
+        """Make the source. Slow conversions are cached below `cache_root`."""
         ...
 
 
@@ -25,17 +25,17 @@ class Encoding:
 
     recipe: Recipe
     grades: tuple[int, ...] = ()
-    """By layer, which rules of the recipe count for it; none where all layers are alike."""
+    """The grade of each layer, which selects rules of the recipe; empty if all layers are alike."""
     open: OpenSource
     note: str = ""
-    """What people are told of it, where the kinds of its matrices do not say all."""
+    """A note for people, in addition to the kinds of its matrices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounded:
-    """The format that quantised weights become, if no kernel computes with them as they are.
+    """The format to which quantised weights without a kernel are rounded.
 
-    dtype: a format's name; None: as any checkpoint's. because: a reason for people.
+    dtype: a format's name; None: the default. because: the reason, for people.
     """
 
     dtype: str | None

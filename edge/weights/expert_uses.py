@@ -1,4 +1,4 @@
-"""Counts of tokens through each expert of a model, over a text: a small file in the cache.
+"""Counts of tokens for each expert of a model over a text, in a small file of the cache.
 
 Later plans for the same files use them. An unreadable file counts as missing.
 """
@@ -20,18 +20,18 @@ from edge.models.spec import ModelSpec
 from edge.offload import parse_json, read_file
 
 ExpertUses = tuple[tuple[float, ...], ...]
-"""For each layer, and each of its experts, the part of all tokens that go through it."""
+"""The share of all tokens that each expert of each layer gets."""
 
 _FOLDER = "expert-uses"
 _MOST_BYTES = 4 << 20
 _VERSION = 1
 _MOST_USES = 1e15
 _UNSEEN = 0.5
-"""Added to what was seen of every expert: none is sure never to be chosen."""
+"""Added to the count of every expert, because an unseen expert may still be chosen."""
 
 
 def expert_uses(spec: ModelSpec, counts: Mapping[int, NDArray[np.float32]]) -> ExpertUses:
-    """From how many tokens went through each, by layer."""
+    """The shares for these counts, by layer."""
     uses: list[tuple[float, ...]] = []
     for layer in range(spec.num_layers):
         part = spec.layer(layer).feed_forward
@@ -46,7 +46,7 @@ def expert_uses(spec: ModelSpec, counts: Mapping[int, NDArray[np.float32]]) -> E
 def keep_expert_uses(
     root: Path, fingerprint: str, counts: Mapping[int, NDArray[np.float32]]
 ) -> None:
-    """Keep those of the checkpoint with this fingerprint. Raises CapacityError for a full disk."""
+    """Store the counts of the checkpoint with this fingerprint. Raises CapacityError."""
     value = {
         "version": _VERSION,
         "counts": {str(layer): each.astype(int).tolist() for layer, each in counts.items()},
@@ -55,14 +55,13 @@ def keep_expert_uses(
         write_whole(_path(root, fingerprint), json.dumps(value))
     except OSError as error:
         raise CapacityError(
-            f"{root} cannot be written ({error.strerror}), where it is kept how often experts are "
-            "used",
+            f"counts of experts' uses cannot be written to {root} ({error.strerror})",
             remedy="free the disk, or set EDGE_CACHE to another folder",
         ) from error
 
 
 def known_expert_uses(root: Path, fingerprint: str, spec: ModelSpec) -> ExpertUses:
-    """The counts kept for it; empty if there are none."""
+    """The stored shares of a checkpoint; empty if there are none."""
     if not spec.has_experts:
         return ()
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
@@ -74,10 +73,10 @@ def known_expert_uses(root: Path, fingerprint: str, spec: ModelSpec) -> ExpertUs
             part = spec.layer(layer).feed_forward
             if isinstance(part, Experts):
                 own = np.asarray(value["counts"][str(layer)], np.float64)
-                # Comparisons are false for what is no number.
+                # Comparisons are false for NaN.
                 if own.shape != (part.num_experts,) or not (own >= 0).all():
                     return ()
-                # No token goes through one twice.
+                # A token uses each expert at most once.
                 if not (0 < own.sum() < _MOST_USES and own.max() * part.top_k <= own.sum()):
                     return ()
                 counts[layer] = own.astype(np.float32)

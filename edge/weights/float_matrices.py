@@ -22,7 +22,7 @@ from edge.weights.weight_limits import check_weights, largest_of
 
 @dataclass(frozen=True, slots=True)
 class Floats(MatrixKind[NDArray[np.float32]]):
-    """float32 [rows, columns]."""
+    """Matrices of float32 [rows, columns]."""
 
     operator = "matmul"
     can_round_inputs = False
@@ -49,13 +49,13 @@ class Floats(MatrixKind[NDArray[np.float32]]):
 class FloatSource:
     """float32 weights, widened from any float type of the checkpoint.
 
-    Reading raises CheckpointError for weights that no model has.
+    Reading raises CheckpointError for invalid weights.
     """
 
     def __init__(
         self, store: WeightStore, tensor_name: Callable[[str], str], norm_offset: float = 0.0
     ) -> None:
-        """norm_offset: what is added to the weights of norms."""
+        """norm_offset: added to the weights of norms."""
         self._store = store
         self._tensor_name = tensor_name
         self._norm_offset = np.float32(norm_offset)
@@ -76,7 +76,7 @@ class FloatSource:
         return values
 
     def close(self) -> None:
-        """Nothing of its own is open."""
+        """Does nothing, because the caller owns the store."""
 
     def _read(self, role: str, *, rows: range, columns: range | None = None) -> NDArray[np.float32]:
         name = self._tensor_name(role)
@@ -86,7 +86,7 @@ class FloatSource:
 
 
 def float32(spec: ModelSpec, block_size: int | None) -> Encoding:
-    """Has no blocks."""
+    """The encoding of float32, which has no blocks."""
 
     def open_source(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress

@@ -63,7 +63,7 @@ def _content(path: Path) -> bytes:
 
 
 def _described(checkpoint: Checkpoint) -> Iterator[tuple[str, bytes]]:
-    """In the words of the files of a folder."""
+    """The files of a folder, made from the description of a GGUF file."""
     yield "generation_config.json", _json({"eos_token_id": sorted(checkpoint.end_ids)})
     if not checkpoint.has_tokenizer:
         return

@@ -36,7 +36,7 @@ from edge.weights.pooling import read_pooling
 CONFIG = "config.json"
 
 _COMPARED_BYTES = 4 << 20
-"""Bytes of a head and of an embedding that are compared at once."""
+"""Bytes of head and embedding that are compared at once."""
 
 _WHOLE_FOLDER = "take the folder as the model's makers publish it, all of it"
 
@@ -46,12 +46,12 @@ _TEXT_PARTS = (
     ("language_model.model.", "language_model.lm_head."),
     ("", "lm_head."),
 )
-"""Beginnings of the names of a text part and of its head: in models that read pictures, in their
-text parts alone, and in models for embeddings, which have no head."""
+"""Prefixes of the tensors of a text part and of its head: for text models, multimodal models (two
+kinds), and embedding models, which have no head."""
 
 
 def open_folder(folder: Path) -> CheckpointForm:
-    """Raises CheckpointError naming the file, what is wrong with it and what to do."""
+    """Open a folder. Raises CheckpointError with the file, its fault and the remedy."""
     check_folder(folder)
     source = folder / CONFIG
     config: Mapping[str, Any] = read_json(source)
@@ -76,8 +76,8 @@ def open_folder(folder: Path) -> CheckpointForm:
         elif spec.tied_embeddings and _has_own_head(files, plain_name):
             spec = replace(spec, tied_embeddings=False)
             note = (
-                f"{CONFIG} says that the head is the embedding (tie_word_embeddings), and the "
-                "files have a head of its own, which is used"
+                f"{CONFIG} says that the head is the embedding (tie_word_embeddings), but the "
+                "files have another head, which is used"
             )
         name = with_tied_head(spec, plain_name)
         parts = fused_rows(family.fused, spec, plain_name)
@@ -125,7 +125,7 @@ def open_folder(folder: Path) -> CheckpointForm:
 
 
 def _check_states(store: PackedStore, family: Family, source: str) -> None:
-    """Refuses states that would be misread."""
+    """Raises CheckpointError for states that would be read incorrectly."""
     fused = [n for n in store.packed if any(f".{each}." in n for each in family.fused_by_head)]
     if store.method != "mlx" and not fused:
         return
@@ -138,7 +138,7 @@ def _check_states(store: PackedStore, family: Family, source: str) -> None:
 
 
 def _has_own_head(files: SafetensorsStore, tensor_name: Callable[[str], str]) -> bool:
-    """Whether the head has other values than the embedding, as merged adapters have it."""
+    """Whether head and embedding have different values, as after merging an adapter."""
     head, embedding = tensor_name("head"), tensor_name("embedding")
     names = files.names()
     if head not in names or embedding not in names:
@@ -159,7 +159,7 @@ def _has_own_head(files: SafetensorsStore, tensor_name: Callable[[str], str]) ->
 
 
 def _in_text_part(plain_name: Callable[[str], str], names: Collection[str]) -> Callable[[str], str]:
-    """The name of a role's tensor, by the names that a model of text alone has."""
+    """The names of roles' tensors, from the names that a text model has."""
     own, dot, embedding = plain_name("embedding").removesuffix("weight").partition(".")
     base, head = next(
         (each for each in _TEXT_PARTS if any(n.startswith(f"{each[0]}{embedding}") for n in names)),
@@ -184,10 +184,10 @@ def _check_experts(
     wholes: Mapping[str, str],
     source: str,
 ) -> None:
-    """Raises CheckpointError for an expert without a tensor: it names the tensor of the files.
+    """Raises CheckpointError, with the missing tensor, for an expert without weights.
 
-    files: names of their tensors; found: of those that are made of them, too. wholes: by the name
-    of an expert's tensor, that in which the family has those of all experts.
+    files: names of the stored tensors. found: also of tensors made from them. wholes: the family's
+    tensor with all experts of a layer, by the name of a single expert's.
     """
     for layer in range(spec.num_layers):
         part = spec.layer(layer).feed_forward
@@ -204,7 +204,7 @@ def _check_experts(
 
 
 def _cause(name: str, number: int, whole: str | None, files: Collection[str], family: str) -> str:
-    """What is wrong where there is no tensor of this name, for expert `number` of its layer."""
+    """The cause if there is no tensor of this name, for expert `number` of its layer."""
     for stored in (whole, f"{whole}{BLOCKS}"):
         if stored in files:
             return f"tensor {stored} has no expert {number}, and config.json counts more"

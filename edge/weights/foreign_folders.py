@@ -1,4 +1,4 @@
-"""Folders that hold no checkpoint that can be read: their contents, and the remedy."""
+"""Errors for folders without a readable checkpoint: their contents, and the remedy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from edge.text.files import read_json
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _OF_TRAINING = ("training_args", "optimizer", "scheduler", "rng_state")
-"""Pickles that lie next to weights."""
+"""Pickles of a training that lie beside weights."""
 
 
 def check_folder(folder: Path) -> None:
-    """Raises CheckpointError for a folder of another form; one that is only incomplete passes."""
+    """Raises CheckpointError for a folder of another form. Incomplete checkpoints pass."""
     has_config = (folder / "config.json").is_file()
     if has_config and any((folder / name).is_file() for name in _WEIGHTS):
         return
@@ -35,7 +35,7 @@ def check_folder(folder: Path) -> None:
         )
     if ggufs := [path.name for path in files if path.suffix.lower() == ".gguf"]:
         raise CheckpointError(
-            f"{folder} is no whole Hugging Face checkpoint, but holds {ggufs[0]}",
+            f"{folder} is no complete Hugging Face checkpoint, but holds {ggufs[0]}",
             remedy="give the path of that file to use it",
         )
     if not has_config or any((folder / name).is_file() for name in _WEIGHTS):

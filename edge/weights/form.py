@@ -1,4 +1,4 @@
-"""A checkpoint's contents, in any form on disk: a folder, or a GGUF file."""
+"""A checkpoint's contents, for all forms on disk: folders and GGUF files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from edge.weights.pooling import MakersPooling
 class CheckpointForm:
     """The contents of one checkpoint. Its holder closes the store.
 
-    own_encoding: the encoding of matrices that are quantised, or become so; else None. norm_offset:
-    added to the weights of norms. note: a warning for users. path: the folder or the file.
-    described_in: source of the shapes, for errors. config: source of the spec, in the words of a
-    config.json. tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an
-    answer. sampling: how its makers choose tokens. unused_settings: names of their other settings
-    of that. pooling: how they make embeddings. read_tokenizer: None without one; raises
-    CheckpointError.
+    own_encoding: of matrices that are quantised, or become so; else None. norm_offset: added to the
+    weights of norms. note: a warning for users. path: the folder or the file. described_in: source
+    of the shapes, for errors. config: source of the spec, with the fields of a config.json.
+    tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an answer.
+    sampling: the publisher's sampling parameters. unused_settings: those that Edge ignores.
+    pooling: of embeddings. read_tokenizer: None without one; raises CheckpointError.
     """
 
     path: Path
@@ -45,7 +44,7 @@ class CheckpointForm:
 
 
 def with_tied_head(spec: ModelSpec, tensor_name: Callable[[str], str]) -> Callable[[str], str]:
-    """The name of a role's tensor, by the names that a family has for all roles."""
+    """The names of roles' tensors, in which a tied head is the embedding."""
 
     def name(role: str) -> str:
         is_tied = role == "head" and spec.tied_embeddings

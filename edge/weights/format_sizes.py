@@ -15,9 +15,9 @@ from edge.weights.recipe import Kind, StoredMatrix
 def counted_matrices(
     spec: ModelSpec, weight_format: WeightFormat
 ) -> Iterator[tuple[StoredMatrix, int]]:
-    """Every matrix that a token is multiplied with, and how many layers have one that is alike.
+    """Every matrix that a token is multiplied with, and the number of layers with an equal one.
 
-    The table of embeddings is looked up only.
+    The embedding is not among them, because it is only looked up.
     """
     spec = weight_format.graded(spec)
     first = {f"layers.{spec.layers.index(kind)}.": kind for kind in range(len(spec.kinds))}
@@ -29,7 +29,7 @@ def counted_matrices(
         if role.startswith("layers."):
             layers, number, _local = role.split(".", 2)
             kind = first.get(f"{layers}.{number}.")
-            if kind is None:  # like one before
+            if kind is None:  # equal to an earlier layer
                 continue
         rows, columns = shape
         matrix = MatrixSlice(
@@ -49,7 +49,7 @@ def num_weights(spec: ModelSpec) -> int:
 
 
 def bytes_per_weight(spec: ModelSpec, weight_format: WeightFormat) -> float:
-    """Stored bytes over weights, of all matrices, with their scales."""
+    """Mean stored bytes of a weight of all matrices, with scales."""
     stored = sum(
         count * array.nbytes
         for matrix, count in counted_matrices(spec, weight_format)

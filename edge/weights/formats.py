@@ -1,6 +1,6 @@
-"""The number formats that weights are held in, by name.
+"""The number formats of weights, by name.
 
-A format is a file with its encoding, and its line in the table here.
+A format is a file with its encoding, and a line in the table here.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ ENCODINGS: dict[str, Callable[[ModelSpec, int | None], Encoding]] = {
     "int3": int3,
     "int2": int2,
 }
-"""By name: what a format makes of a model, with blocks of a size."""
+"""Functions that make the encoding of a model with blocks of a size, by the format's name."""
 AS_STORED = "as stored"
 AUTO = "auto"
-"""As the checkpoint itself has its weights, where it has them quantised; else the default."""
+"""The checkpoint's own encoding if it is quantised, else the default."""
 DEFAULT_FORMAT = "int4"
 Dtype = Literal["auto", "float32", "int8", "int4", "int4-pure", "int3", "int2"]
-"""Number formats of weights. auto: as the checkpoint has them where it is quantised, else int4."""
+"""Number formats of weights. auto: the checkpoint's own if it is quantised, else int4."""
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 FEW_BITS: tuple[Dtype, ...] = ("int3", "int2")
-"""Formats with a loss that people are warned of."""
+"""Formats with such a loss that people are warned."""
 BLOCK_SIZES = (16, 32, 64, 128)
 ACCURACIES: tuple[Accuracy, ...] = get_args(Accuracy)
 KvDtype = Literal["float32", "int8", "int4"]
@@ -46,30 +46,30 @@ KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 _FLOATS = "floats"
 _BLOCKS = {"blocks": (False, False), "zero_blocks": (True, False), "offset_blocks": (False, True)}
-"""By what peers are told: whether blocks have zero points, and offsets."""
+"""Whether blocks have zero points and offsets, by their names in messages."""
 _SORTED = "sorted_"
-"""What the names of blocks in an order of their own begin with."""
+"""Prefix of the names of blocks whose columns are sorted by group."""
 
 _LONGEST_NAME = 64
 _MAX_RULES = 1024
-"""Sixteen matrices of a layer in each of 64 grades."""
+"""Most rules of a recipe: sixteen matrices of a layer in each of 64 grades."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """A format as peers are told it; its name is for people."""
+    """A format, in the form that is sent to peers. Its name is for people."""
 
     name: str
     recipe: Recipe
     """The kind of each of its matrices."""
     accuracy: Accuracy
-    """How products with integer weights are computed; float32 knows one way only."""
+    """The accuracy of products with integer weights; float32 has only one."""
     grades: tuple[int, ...] = field(default=(), compare=False, repr=False)
     """Grades of the model's layers; peers find them in its description."""
     note: str = field(default="", compare=False, repr=False)
-    """What people are told of it, next to its kinds of matrices."""
+    """A note for people, in addition to its kinds of matrices."""
     open_source: OpenSource | None = field(default=None, compare=False, repr=False)
-    """Makes it of a checkpoint; None on a peer, which is told of formats it need not know."""
+    """Makes it from a checkpoint; None on a peer, which need not know the format."""
 
     @property
     def storage(self) -> tuple[str, Recipe]:
@@ -82,7 +82,7 @@ class WeightFormat:
         return any(map(self.rounds, self.recipe.kinds))
 
     def graded(self, spec: ModelSpec) -> ModelSpec:
-        """The model, its layers told apart where this holds them otherwise."""
+        """The model with the grades of its layers."""
         return graded(spec, self.grades) if self.grades else spec
 
     def rounds(self, kind: MatrixKind[Any]) -> bool:
@@ -90,7 +90,7 @@ class WeightFormat:
         return kind.can_round_inputs and self.accuracy == "fast"
 
     def to_json(self) -> dict[str, Any]:
-        """Built-in types only. Each kind once, however many matrices are of it."""
+        """The format in built-in types. Each kind is written once."""
         kinds = self.recipe.kinds
         return {
             "name": self.name,
@@ -103,9 +103,9 @@ class WeightFormat:
 
     @classmethod
     def from_json(cls, value: Any) -> WeightFormat:
-        """Raises RequestError for anything else than `to_json` wrote."""
+        """Read the result of `to_json`. Raises RequestError for anything else."""
         if not isinstance(value, Mapping) or set(value) != {"name", "accuracy", "kinds", "rules"}:
-            raise RequestError("a weight format with other fields than it has")
+            raise RequestError("a weight format with unknown or missing fields")
         name = value["name"]
         if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= _LONGEST_NAME):
             raise RequestError("a weight format without a name")
@@ -136,7 +136,7 @@ def _kind(value: object) -> MatrixKind[Any]:
     numbers: tuple[str, ...] = () if named == _FLOATS else ("code_bits", "block_size")
     numbers += () if plain == named else ("order_number",)
     if set(value) != {"kind", *numbers}:
-        raise RequestError("a kind of matrices with other fields than it has")
+        raise RequestError("a kind of matrices with unknown or missing fields")
     if any(type(value[number]) is not int for number in numbers):
         raise RequestError("a kind of matrices whose numbers are not whole")
     if named == _FLOATS:
@@ -166,7 +166,7 @@ def _rule(value: object, kinds: Sequence[MatrixKind[Any]]) -> Rule:
         raise RequestError(f"a rule of a weight format must have three parts, not {shown(value)}")
     role, grade, number = value
     if not isinstance(role, str) or not 0 < len(role) <= _LONGEST_NAME:
-        raise RequestError("a rule of a weight format for a role that no matrix has")
+        raise RequestError("a rule of a weight format for an unknown role")
     if grade is not None and (type(grade) is not int or not 0 <= grade < MAX_KINDS):
         raise RequestError(f"a rule of a weight format for the grade {shown(grade)}")
     if type(number) is not int or not 0 <= number < len(kinds):
@@ -197,9 +197,9 @@ def weight_format(
     *,
     own: Encoding | Rounded | None = None,
 ) -> WeightFormat:
-    """The format for this model; `own`: encoding of the checkpoint itself.
+    """The format for this model. own: the checkpoint's encoding.
 
-    block_size: None for the format's own. Raises as `check_format` does.
+    block_size: None for the format's default. Raises as `check_format`.
     """
     check_format(name, block_size, accuracy)
     note = ""
@@ -233,7 +233,7 @@ def _accuracy(name: object) -> Accuracy:
 
 
 def kv_dtype(name: str) -> KvDtype:
-    """Raises RequestError for an unknown name."""
+    """The format of keys and values of this name. Raises RequestError for an unknown one."""
     for known in KV_DTYPES:
         if name == known:
             return known

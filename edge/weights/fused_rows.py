@@ -1,4 +1,4 @@
-"""Matrices that a checkpoint holds in one tensor with others, as if each were its own."""
+"""Splits tensors in which a checkpoint has several fused matrices."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from edge.offload import Closing, StoreError, WeightStore, checked_runs
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Positions along an axis, in order: of the places of an array of `counts`, each `first` and
-    the sum of its indices times `strides`."""
+    """Positions along an axis, in order: for each index of an array of shape `counts`, `first` plus
+    the sum of indices times `strides`."""
 
     first: int
     counts: tuple[int, ...]
@@ -39,7 +39,7 @@ class Steps:
 
     @property
     def stop(self) -> int:
-        """One more than the last position."""
+        """The last position plus 1."""
         last = (
             (count - 1) * stride for count, stride in zip(self.counts, self.strides, strict=True)
         )
@@ -59,28 +59,28 @@ class Steps:
 
 
 def tiled(groups: int, each: int, size: int, *, first: int = 0) -> Steps:
-    """Heads of `size` elements in groups of `each`, where a tensor has the first head of each
-    group, then the second of each, and so on."""
+    """Heads of `size` elements in groups of `each`, of a tensor with the first head of each group
+    first, then the second of each, and so on."""
     return Steps(first, (groups, each, size), (size, groups * size, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPart:
-    """A matrix, or a bias, that is a part of a tensor that is called otherwise."""
+    """A matrix, or a bias, that is a part of a tensor with another name."""
 
     tensor: str
     rows: tuple[Steps, ...]
-    """Where its rows lie."""
+    """Positions of its rows."""
     columns: Steps | None = None
-    """Where its columns lie; None: all as they are."""
+    """Positions of its columns; None: all in order."""
     number: int | None = None
-    """Which one it is of a tensor that has an axis of such parts before the others."""
+    """Its index along a first axis of the tensor, if there is one."""
     height: int | None = None
-    """Its rows are columns of a tensor with this many rows; None: they are rows."""
+    """Rows of a transposed tensor, whose columns are the part's rows; None: not transposed."""
     new_axis: int | None = None
-    """An axis of 1 that the tensor does not have: a vector as a row, say."""
+    """An axis of size 1 to add, for example to make a vector a row."""
     is_logarithm: bool = False
-    """The tensor has minus the exponentials of the numbers."""
+    """Whether the tensor has minus the exponentials of the values."""
 
     @property
     def num_rows(self) -> int:
@@ -92,21 +92,21 @@ class TensorPart:
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """The least that the leading axes of the tensor must measure."""
+        """The least sizes of the tensor's leading axes."""
         stop = max(each.stop for each in self.rows)
         last = None if self.columns is None else self.columns.stop
         number = None if self.number is None else self.number + 1
         return tuple(size for size in (number, self.height, stop, last) if size is not None)
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        """The part's, of the tensor's."""
+        """The part's shape, from the tensor's."""
         axes = whole if self.number is None else whole[1:]
         shape = self._count, *(axes[1:] if self.height is None else axes[:1])
         at = self.new_axis
         return shape if at is None else (*shape[:at], 1, *shape[at:])
 
     def runs(self, rows: range) -> list[range]:
-        """Where some of its rows are in the tensor, in their order."""
+        """The positions of these rows in the tensor, as ranges in order."""
         found, start = [], 0
         for each in self.rows:
             some = range(max(rows.start - start, 0), min(rows.stop - start, each.count))
@@ -115,7 +115,7 @@ class TensorPart:
         return found or [range(0)]
 
     def read(self, store: WeightStore, rows: range, columns: range | None) -> NDArray[Any]:
-        """Rows and columns of the part, which lie within it."""
+        """Read rows and columns of the part."""
         if self.new_axis is None:
             return self._read(store, rows, columns)
         if self.new_axis == 0:
@@ -143,30 +143,29 @@ class TensorPart:
             found = _read(store, self.tensor, [[one], *axes])[0]
         found = np.ascontiguousarray(found if self.height is None else found.T)
         if self.is_logarithm:
-            with np.errstate(divide="ignore", invalid="ignore"):  # no number: the caller looks
+            with np.errstate(divide="ignore", invalid="ignore"):  # the caller checks for NaN
                 found = np.log(-found)
         return found
 
 
 def rows_of(tensor: str, rows: range, *, number: int | None = None) -> TensorPart:
-    """Rows that are next to each other: of a matrix, or of one of several."""
+    """Consecutive rows of a matrix, or of matrix `number` of a stack."""
     return TensorPart(tensor=tensor, rows=(Steps.of(rows),), number=number)
 
 
 def turned(tensor: str, columns: range, height: int) -> TensorPart:
-    """Columns of a matrix, as rows."""
+    """Columns of a matrix with `height` rows, as rows."""
     return TensorPart(tensor=tensor, rows=(Steps.of(columns),), height=height)
 
 
 def rows_of_each(tensor: str, heads: int, rows: range, height: int) -> TensorPart:
-    """The same rows of each head, where the tensor has `height` rows of one head, then of the
-    next."""
+    """The same rows of each head, of a tensor with `height` rows for each head."""
     steps = Steps(rows.start, (heads, len(rows)), (height, 1))
     return TensorPart(tensor=tensor, rows=(steps,))
 
 
 def _read(store: WeightStore, tensor: str, axes: Sequence[Sequence[range | None]]) -> NDArray[Any]:
-    """These positions along each axis, in ranges; None: all. Stores know runs of the first two."""
+    """Read these ranges along each axis; None: all. Stores read runs along the first two axes."""
     first, second, *others = axes
 
     def piece(one: range | None, other: range | None) -> NDArray[Any]:
@@ -175,7 +174,7 @@ def _read(store: WeightStore, tensor: str, axes: Sequence[Sequence[range | None]
         return found[tuple(steps[: found.ndim])]
 
     found = _joined([_joined([piece(one, other) for other in second], -1) for one in first], 0)
-    for runs in others:  # one at most: columns
+    for runs in others:  # at most one axis: columns
         found = _joined(
             [found if r is None else found[..., r.start : r.stop : r.step] for r in runs], -1
         )
@@ -187,16 +186,16 @@ def _joined(parts: list[NDArray[Any]], axis: int) -> NDArray[Any]:
 
 
 def _span(run: range | None) -> range | None:
-    """All from its first to its last."""
+    """The run without steps that covers a run."""
     return run if run is None or run.step == 1 else range(run.start, run[-1] + 1)
 
 
 def fused_rows(
     fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
 ) -> dict[str, TensorPart]:
-    """By the names of the roles' tensors; whether or not a checkpoint has the fused ones.
+    """Parts by the names of roles' tensors, whether or not the checkpoint has fused ones.
 
-    `fused`: as of a Family.
+    fused: see Family.
     """
     return {
         tensor_name(role): rows_of(tensor, rows)
@@ -207,7 +206,7 @@ def fused_rows(
 def turned_rows(
     fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
 ) -> dict[str, TensorPart]:
-    """The same for matrices that are [columns, rows]; their biases are as of others."""
+    """As `fused_rows`, for matrices that are stored as [columns, rows], with usual biases."""
     shapes = tensor_shapes(spec)
     found: dict[str, TensorPart] = {}
     for role, tensor, rows in _fused(fused, spec, tensor_name):
@@ -220,7 +219,7 @@ def turned_rows(
 def _fused(
     fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
 ) -> Iterator[tuple[str, str, range]]:
-    """(role, the tensor that it is in, its rows there)."""
+    """(role, fused tensor, rows in it) of each fused matrix and bias."""
     shapes = tensor_shapes(spec)
     for layer in range(spec.num_layers):
         for whole, parts in fused.items():
@@ -238,7 +237,7 @@ def _fused(
 def rows_of_heads(
     fused: Mapping[str, tuple[str, ...]], spec: ModelSpec, tensor_name: Callable[[str], str]
 ) -> dict[str, TensorPart]:
-    """The same for matrices of linear attention that have one key head after the other."""
+    """As `fused_rows`, for linear attention with one key head after the other."""
     shapes = tensor_shapes(spec)
     found: dict[str, TensorPart] = {}
     for layer in range(spec.num_layers):
@@ -262,9 +261,9 @@ def rows_of_experts(
     *,
     there: Container[str] | None = None,
 ) -> dict[str, TensorPart]:
-    """The same for matrices of experts, those of a layer in one tensor.
+    """As `fused_rows`, for experts of a layer in one tensor.
 
-    there: tensors of a checkpoint, where there is a choice; parts of others are not told.
+    there: the checkpoint's tensors, if there are alternatives; parts of others are left out.
     """
     found: dict[str, TensorPart] = {}
     for layer in range(spec.num_layers):
@@ -293,7 +292,7 @@ def columns_of_experts(
     *,
     there: Container[str] | None = None,
 ) -> dict[str, TensorPart]:
-    """The same where rows are columns, and those of several matrices lie in turn."""
+    """As `rows_of_experts`, for transposed tensors in which several matrices alternate."""
     found: dict[str, TensorPart] = {}
     for layer in range(spec.num_layers):
         part = spec.layer(layer).feed_forward
@@ -324,12 +323,12 @@ def _beside(name: str, layer: int, other: str) -> str:
 
 
 class FusedStore(Closing):
-    """A WeightStore in which parts of some tensors of another are tensors. It closes that one."""
+    """A WeightStore over another one, with parts of its tensors as tensors. Closes the other."""
 
     def __init__(self, store: WeightStore, parts: Mapping[str, TensorPart]) -> None:
         """Raises CheckpointError for a tensor with more or fewer rows than its parts have."""
         self.stored = store
-        """The tensors as the file has them."""
+        """The store of the file's tensors."""
         self._parts = dict(parts)
         whole: dict[str, tuple[int, ...]] = {}
         for part in parts.values():
@@ -347,7 +346,7 @@ class FusedStore(Closing):
         told = json.dumps([[name, repr(part)] for name, part in parts.items()])
         digest = hashlib.sha256(f"{store.fingerprint}\0{told}".encode())
         self.fingerprint = digest.hexdigest()[:32]
-        """From the store's, and from what is taken from where."""
+        """Hash of the store's fingerprint, and of the parts."""
 
     def names(self) -> tuple[str, ...]:
         return self._names
@@ -383,7 +382,7 @@ class FusedStore(Closing):
 
 
 def with_fused_rows(store: WeightStore, parts: Mapping[str, TensorPart]) -> WeightStore:
-    """The parts whose tensors the store has as floats are tensors of the result."""
+    """A store in which the parts of float tensors are tensors."""
     present = set(store.names())
     found = {
         name: part
@@ -394,7 +393,7 @@ def with_fused_rows(store: WeightStore, parts: Mapping[str, TensorPart]) -> Weig
 
 
 def _is_float(store: WeightStore, name: str) -> bool:
-    """Else it is codes, or floats of 8 bits, with scales in another tensor."""
+    """Whether a tensor is floats, and not codes or 8-bit floats with scales in another tensor."""
     with suppress(StoreError):
         return store.dtype(name).name in ("float32", "float16", "bfloat16")
     return False

@@ -1,7 +1,7 @@
-"""Descriptions of checkpoints, also of those that are refused: no weight is read.
+"""Descriptions of checkpoints, also of refused ones, without reading weights.
 
-A checkpoint that runs is opened as for running. Of a refused one every readable part is read, and
-the reason is kept.
+A checkpoint that runs is opened as usual. Of a refused one all readable parts are described, with
+the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Form = Literal["folder", "GGUF"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """type: as the file calls it, BF16 or Q4_K."""
+    """A tensor of a file. type: in the file's name, such as BF16 or Q4_K."""
 
     type: str
     shape: tuple[int, ...]
@@ -49,34 +49,34 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A checkpoint as it describes itself."""
+    """The description of a checkpoint by its own files."""
 
     path: Path
-    """The folder; of GGUF the file, or the first part of it that there is."""
+    """The folder, or the GGUF file or its first existing part."""
     name: str
     form: Form
     num_files: int
-    """With weights; 0 where none could be read."""
+    """Files with weights; 0 if none could be read."""
     tensors: tuple[StoredTensor, ...]
     claims: Claims
     spec: ModelSpec | None
-    """None where it is no model that is computed here."""
+    """The model; None if it is not supported."""
     own_encoding: Encoding | Rounded | None
-    """What its matrices are in, or become, where they are quantised on disk; None for floats."""
+    """The encoding of matrices that are quantised on disk; None for floats."""
     embedding_itemsize: int | None
-    """Bytes of each number of the table of embeddings, as peers keep it; None for one refused."""
+    """Bytes of a value of the embedding on peers; None for a refused model."""
     problem: str | None
-    """Why it does not run, and what to do; None where it does."""
+    """Why it does not run, and the remedy; None if it runs."""
     tokenizer: TokenizerFacts | None
     tokenizer_problem: str | None
-    """Why its tokenizer is not used; None where it is, and where there is none."""
+    """Why its tokenizer is not used; None if it is used, or missing."""
 
 
 def read_header(path: str | Path) -> Header:
     """Header of a folder, a GGUF file, or a folder with one GGUF model.
 
-    Raises CheckpointError, naming the file, the cause and what to do, where there is nothing that
-    could be described; RequestError for what is no path.
+    Raises CheckpointError, with file, cause and remedy, if there is nothing to describe;
+    RequestError for an invalid path.
     """
     try:
         with Checkpoint.open(path) as checkpoint:
@@ -100,14 +100,14 @@ def _of_checkpoint(checkpoint: Checkpoint) -> Header:
     if isinstance(store, GgufStore):
         parts = _of_gguf(store.files, checkpoint.name)
     else:
-        assert isinstance(store, SafetensorsStore), "there are these two forms"
+        assert isinstance(store, SafetensorsStore), "there are only two forms"
         parts = _of_folder(checkpoint.path, checkpoint.config, store)
     return parts.header(None, checkpoint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What both of them have."""
+    """The parts of a header that folders and GGUF files have."""
 
     path: Path
     name: str
@@ -140,7 +140,7 @@ class _Parts:
 
 
 def _refused_folder(folder: Path) -> _Parts | None:
-    """None for one that says nothing of itself."""
+    """The parts of a refused folder; None without a description."""
     if not any(folder.glob("*.safetensors")):
         with suppress(CheckpointError):
             if (gguf := gguf_in(folder)) is not None:
@@ -161,7 +161,7 @@ def _refused_file(path: Path, name: str) -> _Parts | None:
     with ExitStack() as stack:
         try:
             files = open_gguf(path)
-        except StoreError:  # another part may be missing
+        except StoreError:  # other parts may be missing
             try:
                 files = [GgufFile(path)]
             except StoreError:
@@ -177,7 +177,7 @@ def _of_folder(folder: Path, config: Mapping[str, Any], store: SafetensorsStore 
     with suppress(CheckpointError):
         _family, spec = read_family(config, source=str(folder / CONFIG))
     end_ids: tuple[int, ...] = ()
-    with suppress(CheckpointError):  # it is why the checkpoint is refused, then
+    with suppress(CheckpointError):  # this is then the reason of the refusal
         end_ids = read_end_ids(folder)
     tokenizer, problem = None, None
     try:
@@ -226,7 +226,7 @@ def _of_gguf(files: Sequence[GgufFile], name: str) -> _Parts:
 
 
 def _gguf_tokenizer(file: GgufFile) -> tuple[TokenizerFacts | None, str | None]:
-    """The file's own, else that of tokenizer.json next to it, and what is wrong with it."""
+    """The file's tokenizer, or that of tokenizer.json beside it, and the problem with it."""
     metadata, path = file.metadata, file.path
     end_ids = gguf_end_ids(metadata)
     problem: str | None = None

@@ -27,10 +27,10 @@ _LIMIT_BYTES = 16 << 30
 
 
 class InputStatistics(Closing):
-    """An open file of them. Close it, or use it as a context manager."""
+    """An open file of input statistics. Close it, or use it as a context manager."""
 
     def __init__(self, path: Path, spec: ModelSpec) -> None:
-        """Raises CheckpointError for a file that is damaged, or another model's."""
+        """Raises CheckpointError for a file that is damaged, or of another model."""
         self.path = path
         layout = whole_layout(spec)
         runs = observed_runs(layout)
@@ -45,15 +45,15 @@ class InputStatistics(Closing):
         found = {name: (each.dtype, each.shape) for name, each in self._file.tensors.items()}
         if found != _tensors(runs):
             self._file.close()
-            raise CheckpointError(f"{path} holds what another model was given", remedy="remove it")
+            raise CheckpointError(f"{path} has statistics of another model", remedy="remove it")
 
     def grams(self, role: str) -> list[NDArray[np.float32]]:
-        """Gram matrices of a matrix's inputs, for one run of columns after the other."""
+        """Gram matrices of a matrix's inputs, one for each run of columns."""
         with store_errors_as_edge_errors():
             return [self._file.read(_name(run), ()) for run in self._runs[role]]
 
     def expert_uses(self) -> dict[int, NDArray[np.float32]]:
-        """For each layer with experts how many tokens went through each of them."""
+        """The number of tokens for each expert, by layer."""
         with store_errors_as_edge_errors():
             return {layer: self._file.read(_name(run), ()) for layer, run in self._experts.items()}
 
@@ -62,9 +62,9 @@ class InputStatistics(Closing):
 
 
 def has_statistics(path: Path, spec: ModelSpec) -> bool:
-    """Whether they are there and undamaged; for any others there is room then.
+    """Whether the statistics exist and are undamaged. Removes others, to make room.
 
-    For the folder's only writer.
+    Called by the folder's only writer.
     """
     try:
         InputStatistics(path, spec).close()
@@ -76,9 +76,9 @@ def has_statistics(path: Path, spec: ModelSpec) -> bool:
 
 
 def statistics_folder(root: Path, name: str, spec: ModelSpec) -> FolderUse:
-    """Where a model's statistics of this name are, or will be: `FILE` in it. Others' may go for it.
+    """The folder for a model's statistics of this name, in the file `FILE`. May evict others.
 
-    Raises CapacityError where the disk has no room for them.
+    Raises CapacityError for a full disk.
     """
     needed = sum(run.nbytes for run in observed_runs(whole_layout(spec)))
     with store_errors_as_edge_errors():
@@ -95,7 +95,7 @@ def statistics_folder(root: Path, name: str, spec: ModelSpec) -> FolderUse:
 
 
 def statistics_writer(path: Path, spec: ModelSpec) -> SafetensorsWriter:
-    """A file for what is observed of the model; see `write_observed`."""
+    """A writer for statistics of the model; see `write_observed`."""
     return SafetensorsWriter(path, _tensors(observed_runs(whole_layout(spec))))
 
 

@@ -1,4 +1,4 @@
-"""Weights in 8, 4 or 2 bits, made of a checkpoint's floats without any data. Pure."""
+"""Weights in 8, 4 or 2 bits, made from a checkpoint's floats without data. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DEFAULT_BLOCK_SIZE = 32
 _MIXED_INPUTS = ("key.weight", "value.weight", "kv_down.weight", "key_value.weight")
 _MIXED_OUTPUTS = ("output.weight", "linear_output.weight", "short_output.weight")
 _INT4_BLOCK = 64
-"""Columns of a block of most matrices in int4: with zero points as close as blocks of 32 without,
-and faster."""
+"""Columns of a block of most matrices in int4. With zero points these are as accurate as blocks of
+32 without, and faster."""
 _WIDEST_BLOCK, _WIDEST_CUT_BLOCK = 128, 64
-"""Codes of 8 bits lose nothing by it that can be seen, and a quarter of the scales is left. Where
-columns are shared out among devices, in multiples of a block, those are better not too large."""
+"""Columns of a block with 8 bits, which saves three quarters of the scales without visible loss.
+Columns are divided among devices in multiples of a block, so these blocks are smaller."""
 
 _zero_blocks = partial(Blocks, zero_points=True)
 
@@ -36,12 +36,12 @@ def pure_int4(spec: ModelSpec, block_size: int | None) -> Encoding:
 
 
 def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
-    """4 bits with zero points, but 8 where models are most sensitive.
+    """4 bits with zero points, and 8 bits where models are most sensitive.
 
-    Those are the head, keys, values, and "down" of the first and last eighth of the layers and
-    every third between (the layers that llama.cpp's K-quants give more bits, too). Queries and
-    outputs of attention have blocks of 32 at most. KL divergence of SmolLM2-135M from float32:
-    0.36 with 4 bits in blocks of 32 everywhere, 0.096 with this.
+    These are the head, keys, values, and "down" of the first and last eighth of the layers and of
+    every third between (llama.cpp's K-quants give these layers more bits, too). Queries and outputs
+    of attention have blocks of at most 32. KL divergence of SmolLM2-135M from float32: 0.36 with 4
+    bits in blocks of 32 everywhere, and 0.096 with this.
     """
     hidden = spec.hidden_size
     columns = math.gcd(*_block_columns(spec))
@@ -64,17 +64,17 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
 
 
 def int3(spec: ModelSpec, block_size: int | None) -> Encoding:
-    """2 bits for gate and up, half of most models, and 4 for all others."""
+    """2 bits for gate and up, which are half of most models, and 4 for the rest."""
     return _coarse(spec, block_size, {"gate.weight", "up.weight"})
 
 
 def int2(spec: ModelSpec, block_size: int | None) -> Encoding:
-    """2 bits for feed-forward blocks and queries, most of any model, and 4 for all others."""
+    """2 bits for feed-forward blocks and queries, which are most of a model, and 4 for the rest."""
     return _coarse(spec, block_size, {"gate.weight", "up.weight", "down.weight", "query.weight"})
 
 
 def _coarse(spec: ModelSpec, block_size: int | None, in_2_bits: Collection[str]) -> Encoding:
-    """With zero points. The matrices that int4 has in 8 bits have small blocks here."""
+    """2 or 4 bits with zero points. Matrices that int4 has in 8 bits have small blocks here."""
     fine = min(block_size or DEFAULT_BLOCK_SIZE, DEFAULT_BLOCK_SIZE)
     wide, cut = (
         block_size or widest_block(widest, inputs, DEFAULT_BLOCK_SIZE)
@@ -94,8 +94,8 @@ def _coarse(spec: ModelSpec, block_size: int | None, in_2_bits: Collection[str])
 
 
 def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:
-    """Routers stay floats: they are small, and another choice of experts is another model. So do
-    decay rates of states, which are applied with every token."""
+    """Rules for small matrices that stay floats: routers, because their errors change the choice of
+    experts, and decay rates of states, because they apply at every token."""
     roles = ["router.weight", "shared_gate.weight"] if spec.has_experts else []
     if spec.has_states:
         roles += ["linear_decay.weight", "linear_beta.weight"]
@@ -103,7 +103,7 @@ def small_floats(spec: ModelSpec) -> tuple[Rule, ...]:
 
 
 def head_kind(spec: ModelSpec) -> Blocks:
-    """8 bits, for the matrix that is largest and most sensitive."""
+    """The kind of the head, the largest and most sensitive matrix: 8 bits."""
     return Blocks(8, widest_block(_WIDEST_BLOCK, spec.hidden_size, 32))
 
 
@@ -122,7 +122,7 @@ def _is_sensitive(layer: int, num_layers: int) -> bool:
 
 
 def widest_block(size: int, columns: int, least: int) -> int:
-    """The widest up to `size` that leaves no part of a block empty."""
+    """The widest block from `size` down to `least` that divides the columns."""
     while size > least and columns % size:
         size //= 2
     return max(size, least)

@@ -1,7 +1,7 @@
 """The slices of weights that one shard holds, and how they are fused.
 
-Pure: from a model, a stage and a rank to names and ranges. The coordinator reads by it, the back
-end builds by it, so both agree on every shape without saying so over the wire.
+Pure: maps a model, a stage and a rank to names and ranges. The coordinator reads by it and the back
+end builds by it, so both agree on every shape without messages about it.
 """
 
 from __future__ import annotations
@@ -31,37 +31,36 @@ class ShardLayout:
 
     layers: range
     kinds: tuple[int, ...]
-    """The kind of each of the layers, as in ModelSpec."""
+    """The kind of each layer, as in ModelSpec."""
     local: tuple[LocalLayer, ...]
-    """By kind of the model."""
+    """The shard's part of each kind of layer of the model."""
     hidden_size: int
     vocab: range
     is_first_stage: bool
     is_last_stage: bool
     is_split: bool
-    """The stage has other shards, so its results must be summed over them."""
+    """Whether the stage has other shards, over which results are summed."""
     matrices: tuple[MatrixSlice, ...]
     vectors: tuple[VectorSlice, ...]
     embedding: range
-    """Rows of the embedding table this shard holds; it keeps the checkpoint's own type."""
+    """Rows of the embedding that this shard has, in the checkpoint's own type."""
     token_tables: tuple[range, ...]
-    """Rows of the tables of token inputs, which stay on disk: table after table. A shard with them
-    has the whole embedding, too."""
+    """Rows of each table of token inputs. The tables stay on disk. A shard with them has the whole
+    embedding, too."""
     token_columns: range
-    """Columns of all these tables: those of the stage's layers."""
+    """Columns of these tables for the stage's layers."""
     cache_layers: tuple[int, ...]
-    """For each of the layers whose keys and values it uses: its own, or a layer's before it in the
-    stage that has the same."""
+    """The layer whose keys and values each layer uses: itself, or an earlier one of the stage."""
     kept_before: tuple[int, ...]
-    """Layers of stages before, whose input this stage or a later one needs."""
+    """Layers of earlier stages whose input this stage or a later one needs."""
     kept_behind: tuple[int, ...]
-    """Those whose input the next stage, or a later one, needs."""
+    """Layers up to this stage whose input a later stage needs."""
     streamed_layers: int
     """Number of layers whose matrices are read from disk for each step."""
     kept_experts: int = 0
-    """Experts of those layers that stay in memory in addition to the layers that do."""
+    """Number of experts of these layers that stay in memory."""
     of_experts: bool = False
-    """The model has layers with experts, here or elsewhere."""
+    """Whether the model has layers with experts, here or on other shards."""
 
     @property
     def num_weights(self) -> int:
@@ -70,34 +69,34 @@ class ShardLayout:
 
     @property
     def attentions(self) -> dict[int, Attention]:
-        """By layer, where the shard has units of it: those layers use a KV cache."""
+        """Attention layers of which the shard has units; each uses a KV cache."""
         local = {layer: self.layer(layer).mixer for layer in self.layers}
         return {layer: each for layer, each in local.items() if isinstance(each, Attention)}
 
     @property
     def caches(self) -> dict[int, Attention]:
-        """Those of them that have it for themselves, or for later ones as well."""
+        """Attention layers with their own KV cache, which later layers may use, too."""
         found = self.attentions.items()
         return {layer: each for layer, each in found if self.cache_layer(layer) == layer}
 
     def cache_layer(self, layer: int) -> int:
-        """The layer whose KV cache it uses."""
+        """The layer whose KV cache this layer uses."""
         return self.cache_layers[layer - self.layers.start]
 
     @property
     def sums_embedding(self) -> bool:
-        """Its shards have parts of the embedding, and sum what they find there."""
+        """Whether shards have parts of the embedding, and sum its rows."""
         return self.is_first_stage and self.is_split and not self.token_columns
 
     @property
     def states(self) -> dict[int, WithState]:
-        """As above: layers with states of each request in place of a KV cache."""
+        """Layers with states in place of a KV cache, of which the shard has units."""
         local = {layer: self.layer(layer).mixer for layer in self.layers}
         return {layer: each for layer, each in local.items() if isinstance(each, WithState)}
 
     @property
     def first_of_kind(self) -> tuple[int, ...]:
-        """A layer of each kind that the shard has, in order."""
+        """The first layer of each kind in the shard, in order."""
         firsts: dict[int, int] = {}
         for layer, kind in zip(self.layers, self.kinds, strict=True):
             firsts.setdefault(kind, layer)
@@ -105,18 +104,18 @@ class ShardLayout:
 
     @property
     def rotations(self) -> tuple[Rotary, ...]:
-        """Different ones, where anything turns."""
+        """The different rotary embeddings of the layers, without empty ones."""
         rotations = dict.fromkeys(each.rotary for each in self.attentions.values())
         return tuple(each for each in rotations if each.turned_elements)
 
     def streaming(self, layers: int) -> ShardLayout:
-        """The same with `layers` layers on disk; see `Shard.streaming`."""
+        """The layout with `layers` layers on disk; see `Shard.streaming`."""
         if layers == self.streamed_layers:
             return self
         return replace(self, streamed_layers=layers, kept_experts=0)
 
     def kind(self, layer: int) -> int:
-        """`layer` as the model counts them."""
+        """The kind of a layer, by its number in the model."""
         return self.kinds[layer - self.layers.start]
 
     def layer(self, layer: int) -> LocalLayer:
@@ -193,7 +192,7 @@ def token_table(number: int) -> str:
 
 
 _MOST_NUMBERS_OF_A_TABLE = 1 << 24
-"""Limits the memory that reading or sending one takes: 32 MiB in 16 bits."""
+"""Most values of a token table, to limit memory for reading or sending one: 32 MiB in 16 bits."""
 
 
 def _tables(spec: ModelSpec, layers: int) -> tuple[range, ...]:
@@ -205,18 +204,18 @@ def _tables(spec: ModelSpec, layers: int) -> tuple[range, ...]:
 
 
 def _embedding(spec: ModelSpec, rows: range) -> range:
-    """`rows` are a shard's share of it; what layers have of a token is made of all of its row."""
+    """Rows of the embedding for a shard with this part: all if the model has token inputs."""
     return range(spec.vocab_size) if spec.token_inputs else rows
 
 
 def _grade(spec: ModelSpec, matrix: MatrixSlice, *, usual: int) -> int:
-    """Grade of the layer whose matrix it is, which may be another one than uses it."""
+    """Grade of the layer to which a matrix belongs, which may not be the layer that uses it."""
     role = matrix.parts[0][0]
     return spec.layer(layer_number(role)).grade if role.startswith("layers.") else usual
 
 
 def _cache_layer(spec: ModelSpec, stage: range, shard: Shard, layer: int) -> int:
-    """The first layer of the stage that keeps the same keys and values, of the same heads."""
+    """The first layer of the stage with the same keys and values of the same heads."""
 
     own = spec.layer(layer).mixer
     if not isinstance(own, Attention) or own.keys_of is None:
@@ -234,7 +233,7 @@ def _cache_layer(spec: ModelSpec, stage: range, shard: Shard, layer: int) -> int
 
 
 def whole_layout(spec: ModelSpec) -> ShardLayout:
-    """Layout of one device that has all of the model."""
+    """Layout of one device with the whole model."""
     slices = [
         LayerSlice(heads=range(kind.mixer.num_units), ffn_columns=range(kind.feed_forward.columns))
         for kind in spec.kinds
@@ -246,8 +245,8 @@ def whole_layout(spec: ModelSpec) -> ShardLayout:
 
 
 def _held(part: FeedForward, stage: Stage, rank: int, layer: int | None = None) -> FeedForward:
-    """The part as the shard has it, where experts are whole: in the order of its stage's shards.
-    Without a layer sizes alone are right, which are the same in all of them."""
+    """The shard's feed-forward block, if experts are whole: in the order of the stage's shards.
+    Without a layer only sizes are right, which are equal in all layers."""
     shard = stage.slices[rank]
     if not isinstance(part, Experts) or not shard.whole_experts:
         return part
@@ -260,11 +259,11 @@ def _held(part: FeedForward, stage: Stage, rank: int, layer: int | None = None) 
 
 
 _Units = tuple[range, bool]
-"""What a shard has of a part, and whether it is the first of its stage that has any."""
+"""A shard's units of a part, and whether it is the first shard of its stage with any."""
 
 
 def _cut(shards: Sequence[Shard], rank: int, kind: int) -> tuple[_Units, _Units]:
-    """The mixer's and the feed-forward block's in layers of this kind."""
+    """The shard's units of mixer and feed-forward block in layers of this kind."""
     slices = [shard.slice(kind) for shard in shards]
     own, before = slices[rank], slices[:rank]
     return (

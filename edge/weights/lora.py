@@ -1,8 +1,8 @@
-"""A model with a LoRA adapter, which is added to each matrix as its rows are read.
+"""A model with a LoRA adapter, which is added to each matrix when its rows are read.
 
-An adapter is a folder as the package peft writes it. It changes a matrix W by a product of low rank
+An adapter is a folder that the package peft wrote. It changes a matrix W by a product of low rank
 r, W + s B A, with B [rows, r], A [r, columns] and s = alpha / r (Hu et al., 2021), or alpha /
-sqrt(r) where the adapter says that its rank is stabilised (Kalajdzievski, 2023).
+sqrt(r) if the adapter is rank-stabilised (Kalajdzievski, 2023).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edge.weights.form import CheckpointForm
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _BASE = ".base_layer.weight"
-"""What the matrix itself is, where the adapter has that, too: of a head, for one."""
+"""Suffix of the matrix itself, if the adapter has it, for example of a head."""
 _MOST_RANK = 4096
 _TYING = "ensure_weight_tying"
 _FLOATS = ("F32", "F16", "BF16")
@@ -39,10 +39,10 @@ _OTHER_MATHS = {
     "alora_invocation_tokens": "switched on in the middle of a text",
     "layer_replication": "of a model with layers repeated",
 }
-"""Settings of an adapter that is no sum of two matrices, and what it is instead."""
+"""Settings of adapters that are not a product of two matrices, and what these are instead."""
 
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq")
-"""Ways of beginning, by init_lora_weights, after which the model's own weights are others, too."""
+"""Values of init_lora_weights that also change the model's own weights."""
 _MOST_ALPHA = 1e6
 
 
@@ -56,10 +56,10 @@ class _Change:
 
 
 def with_adapter(form: CheckpointForm, folder: Path) -> CheckpointForm:
-    """The model as the adapter changes it; the weights that it changes are float32.
+    """The model with the adapter. Changed weights are float32.
 
-    Its store closes that of `form`. Raises CheckpointError, and StoreError for a damaged file,
-    naming what is wrong; then the form's store stays open.
+    Its store closes that of `form`. Raises CheckpointError, and StoreError for a damaged file; the
+    form's store then stays open.
     """
     source = folder / CONFIG
     if form.spec.has_states:
@@ -95,7 +95,7 @@ class AdaptedStore(Closing):
         changes: Mapping[str, _Change],
         replaced: Mapping[str, str],
     ) -> None:
-        """changes, and replaced (tensors that the adapter has whole): by the store's names."""
+        """changes; replaced: tensors that the adapter replaces. Both by the store's names."""
         self._store, self._file = store, file
         self._changes, self._replaced = dict(changes), dict(replaced)
         told = [
@@ -106,7 +106,7 @@ class AdaptedStore(Closing):
             sorted((name, each.scale) for name, each in changes.items()),
         ]
         self.fingerprint = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
-        """From the store's and the file's, and from what is added how much."""
+        """Hash of the store's fingerprint, the file's, and the changes with their factors."""
 
     def names(self) -> tuple[str, ...]:
         return self._store.names()
@@ -140,7 +140,7 @@ class AdaptedStore(Closing):
         weight = found.astype(np.float32)
         a = self._file.read(change.a, (range(self._rank(change)), width)).astype(np.float32)
         b = self._file.read(change.b, (height,)).astype(np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks for NaN
             weight += (np.float32(change.scale) * b) @ a
         return weight
 
@@ -176,7 +176,7 @@ def _check_kind(config: Mapping[str, Any], source: Path) -> None:
 def _read(
     form: CheckpointForm, file: SafetensorsFile, config: Mapping[str, Any]
 ) -> tuple[dict[str, _Change], dict[str, str]]:
-    """Changes and replaced tensors, by the names that the form's store has for them."""
+    """Changes and replaced tensors, by the names of the form's store."""
     family, _spec = read_family(form.config, source=str(form.path))
     places: dict[str, tuple[str, tuple[int, ...]]] = {}
     for role, shape in tensor_shapes(form.spec).items():
@@ -211,8 +211,8 @@ def _read(
     embedding = form.tensor_name("embedding")
     if form.spec.tied_embeddings and embedding in replaced and not config.get(_TYING):
         raise CheckpointError(
-            f"{file.path} has an embedding of its own, and {form.path} uses one table as its "
-            "head, too: which of them is meant is not said",
+            f"{file.path} has an embedding, but {form.path} uses one table for embedding and head, "
+            "so it is unclear which of them to replace",
             remedy="merge the adapter into its model (merge_and_unload of peft)",
         )
     if not halves and not replaced:
@@ -234,8 +234,8 @@ def _change(
 ) -> _Change:
     if names.keys() != {_A, _B}:
         raise CheckpointError(
-            f"{file.path}: {target} has {next(iter(names.values()))} alone, and a change is a "
-            "product of two",
+            f"{file.path}: {target} has only {next(iter(names.values()))}, and a change is a "
+            "product of two matrices",
             remedy="download the adapter again",
         )
     a, b = names[_A], names[_B]
@@ -250,13 +250,13 @@ def _change(
 
 
 def _alpha(config: Mapping[str, Any], module: str, source: str) -> float:
-    """Alpha by the first of alpha_pattern's keys that is the module's name, or the end of it."""
+    """Alpha by the first key of alpha_pattern that is the module's name or ends it."""
     patterns = config.get("alpha_pattern") or {}
     alpha = config.get("lora_alpha", 8)
     if not isinstance(patterns, Mapping):
         raise CheckpointError(f"{source}: alpha_pattern is {shown(patterns)}, not a table")
     for key, value in patterns.items():
-        if not re.fullmatch(r"[\w.]+", key):  # peft takes expressions, whose cost has no limit
+        if not re.fullmatch(r"[\w.]+", key):  # peft takes regular expressions, of unlimited cost
             raise CheckpointError(
                 f"{source}: alpha_pattern has {shown(key)}, and names of modules are supported",
                 remedy="merge the adapter into its model (merge_and_unload of peft)",
@@ -266,7 +266,7 @@ def _alpha(config: Mapping[str, Any], module: str, source: str) -> float:
             break
     if type(alpha) not in (int, float) or not -_MOST_ALPHA <= alpha <= _MOST_ALPHA:
         raise CheckpointError(
-            f"{source}: lora_alpha is {shown(alpha)}, not a number of such a use",
+            f"{source}: lora_alpha is {shown(alpha)}, not a usable number",
             remedy="download the adapter again",
         )
     return float(alpha)

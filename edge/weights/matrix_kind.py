@@ -1,7 +1,7 @@
 """Kinds of matrices: arrays in a shard's file, and sizes that plans and buffers count.
 
-A weight format makes one of the kinds out of a checkpoint; a back end has one product for each
-kind. So a format is a file here, and a kind is a product more in each back end.
+A weight format makes matrices of these kinds from a checkpoint; a back end has a product for each
+kind. So a new format is a file here, and a new kind needs a product in each back end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Matrix_co = TypeVar("Matrix_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """One of the arrays that a matrix is stored as; in the shard's file `<matrix>.<suffix>`."""
+    """One of a matrix's stored arrays, in the shard's file `<matrix>.<suffix>`."""
 
     suffix: str
     dtype: str
@@ -37,10 +37,10 @@ class StoredArray:
 
 
 class MatrixKind(ABC, Generic[Matrix_co]):
-    """How matrices are stored and multiplied: frozen data, hashable."""
+    """The storage and product of matrices: frozen data, hashable."""
 
     arrays_of_all_rows: ClassVar[tuple[str, ...]] = ()
-    """Suffixes of arrays that are the same for every row."""
+    """Suffixes of arrays that all rows share."""
 
     can_round_inputs: ClassVar[bool]
     """Whether fast products round their inputs to 8 bits."""
@@ -48,70 +48,70 @@ class MatrixKind(ABC, Generic[Matrix_co]):
     @property
     @abstractmethod
     def words(self) -> str:
-        """For people."""
+        """Description for people."""
 
     @property
     @abstractmethod
     def operator(self) -> str:
-        """The product, as errors name it."""
+        """Name of the product in errors."""
 
     @property
     @abstractmethod
     def bits(self) -> int | None:
-        """Bits of a code; None where weights are floats. Products are tuned for it."""
+        """Bits of a code, for which products are tuned; None for floats."""
 
     @property
     @abstractmethod
     def column_multiple(self) -> int:
-        """Columns are shared out in multiples of this."""
+        """Columns are divided among shards in multiples of this."""
 
     @property
     @abstractmethod
     def packed_bytes_per_weight(self) -> float:
-        """As the CPU's kernels keep it."""
+        """Bytes of a weight packed for the CPU's kernels."""
 
     @abstractmethod
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
-        """What a matrix [rows, columns] is stored as."""
+        """The stored arrays of a matrix [rows, columns]."""
 
     def padding(self, first_column: int) -> int:
-        """Zeros before the inputs of a slice that begins at this column of the whole matrix."""
+        """Zeros before the inputs of a slice that begins at this column of the matrix."""
         return first_column % self.column_multiple
 
     def arrays_of(self, part: MatrixSlice) -> tuple[StoredArray, ...]:
-        """What a shard's slice of a matrix is stored as, with its padding."""
+        """The stored arrays of a shard's slice of a matrix, with padding."""
         return self.arrays(part.num_rows, self.padding(part.columns.start) + len(part.columns))
 
     @abstractmethod
     def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> Matrix_co:
-        """What kernels are given, of the arrays by suffix; `columns` with padding."""
+        """The matrix for kernels. stored: gives its arrays by suffix. columns: with padding."""
 
     @abstractmethod
     def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
-        """The weights [rows, columns] that the arrays stand for."""
+        """The weights [rows, columns] of these arrays, dequantized."""
 
     @abstractmethod
     def made_up(
         self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
     ) -> dict[str, NDArray[Any]]:
-        """By suffix, random values to fill arrays with; products stay as large as inputs."""
+        """Random values for arrays, by suffix. Products are then as large as their inputs."""
 
 
 class WeightSource(Protocol):
-    """Reads slices of one checkpoint in one format; reads no more than the slice needs."""
+    """Reads slices of a checkpoint in a format, and no more than each slice needs."""
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
-        """The arrays that stand for the slice, by suffix."""
+        """The stored arrays of a slice, by suffix."""
         ...
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]: ...
 
     def table(self, role: str, rows: range, columns: range | None = None) -> NDArray[Any]:
-        """A part of one of `TABLES` in the checkpoint's own float type."""
+        """A part of one of `TABLES`, in the checkpoint's float type."""
         ...
 
     def close(self) -> None:
-        """Let go of files this source opened; the checkpoint itself stays open."""
+        """Close files that this source opened. The checkpoint itself stays open."""
         ...
 
 
@@ -121,8 +121,8 @@ class CheckpointTensors:
 
     store: WeightStore
     tensor_name: Callable[[str], str]
-    """The name of a role's tensor."""
+    """Gives the name of a role's tensor."""
     matrices: Mapping[str, int]
-    """Roles of all that are multiplied with, and their layers' grades."""
+    """Roles of all matrices that a token is multiplied with, and the grades of their layers."""
     norm_offset: float = 0.0
-    """What is added to the weights of norms."""
+    """Added to the weights of norms."""

@@ -1,6 +1,6 @@
-"""The files of a model's name: on this disk, or in a repository on Hugging Face.
+"""Finds the files of a model by its name: on this disk, or in a repository on Hugging Face.
 
-Reads folders, and nothing over the network.
+Reads folders only, and nothing over the network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge.weights.folder_form import CONFIG
 from edge.weights.hub_cache import cached_repositories, folder_of, repository_of, snapshots
 
 _DEFAULT_CHOICE = "Q4_K_M"
-"""Choice among several GGUF models: what other programs take, too."""
+"""Default choice among several GGUF models, as in other programs."""
 _MOST_SHOWN = 8
 _HUB = re.compile(r"(?:hf:/{1,2}|(?:https?:/{1,2})?(?:www\.)?(?:huggingface\.co|hf\.co)/)")
 _PART = r"[A-Za-z0-9][\w.-]{0,95}"
@@ -31,12 +31,12 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepositoryName:
-    """A model on Hugging Face, as its user names it: org/name, org/name@revision:choice."""
+    """A model's name on Hugging Face: org/name, or org/name@revision:choice."""
 
     repository: str
     revision: str = "main"
     choice: str | None = None
-    """Which of its GGUF models: what ends the file's name, as Q4_K_M."""
+    """The end of the GGUF file's name, such as Q4_K_M."""
 
     def __str__(self) -> str:
         revision = "" if self.revision == "main" else f"@{self.revision}"
@@ -45,13 +45,13 @@ class RepositoryName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCached:
-    """A repository's model that the cache has not, or not all of."""
+    """A repository's model that the cache lacks, wholly or in part."""
 
     name: RepositoryName
     lacking: str
-    """What is not there, in words."""
+    """The missing files, for people."""
     near: str
-    """A half-sentence with names that are there; may be empty."""
+    """A half-sentence with similar cached names; may be empty."""
 
 
 def find_model(model: str | Path, *, hub_cache: Path) -> Path | NotCached:
@@ -61,11 +61,11 @@ def find_model(model: str | Path, *, hub_cache: Path) -> Path | NotCached:
     mistyped path is never looked up on Hugging Face. hf://org/name is always a name. A folder
     models--org--name stands for the cached part of that repository.
 
-    Raises CheckpointError for a path where nothing is, RequestError for a text that is no path.
+    Raises CheckpointError for a missing path, RequestError for an invalid one.
     """
     try:
         path = Path(model).expanduser()
-        path.resolve()  # raises for what can be no path, where `exists` does not
+        path.resolve()  # unlike `exists`, raises for invalid paths
         is_there = path.exists()
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         raise RequestError(
@@ -94,10 +94,9 @@ def find_model(model: str | Path, *, hub_cache: Path) -> Path | NotCached:
 
 
 def chosen_gguf(names: Collection[str], choice: str | None) -> str | None:
-    """The chosen GGUF file of a repository with these files, the first part of a split one; None if
-    it is the safetensors.
+    """The chosen GGUF file of a repository with these files, or its first part; None: safetensors.
 
-    Raises CheckpointError, naming the choices, if none or several fit.
+    Raises CheckpointError, with the choices, if none or several match.
     """
     if choice is None and {SINGLE_FILE, INDEX_FILE} & set(names):
         return None
@@ -113,13 +112,13 @@ def chosen_gguf(names: Collection[str], choice: str | None) -> str | None:
     raise CheckpointError(
         f"{len(meant) or 'none'} of its GGUF models {'are' if meant else 'is'} called "
         f"{choice or _DEFAULT_CHOICE}",
-        remedy="write org/name:CHOICE with what ends one of these names, or with the whole name: "
+        remedy="write org/name:CHOICE with the end of one of these names, or with the whole name: "
         f"{few}",
     )
 
 
 def cached_models(hub_cache: Path) -> Iterator[tuple[str, Path | str]]:
-    """Each model in the cache by its name: where it is, or why it cannot be used."""
+    """Each cached model by name, with its path, or the reason why it cannot be used."""
     for repository in cached_repositories(hub_cache):
         folder = hub_cache / folder_of(repository)
         snapshot = next(snapshots(folder, "main"), folder)
@@ -138,7 +137,7 @@ def cached_models(hub_cache: Path) -> Iterator[tuple[str, Path | str]]:
 
 
 def wanted_files(names: Collection[str], gguf: str | None) -> list[str]:
-    """What is read of such a repository; of safetensors with an index not yet what that names."""
+    """The files to read of such a repository, without the files that an index names."""
     if gguf is not None:
         try:
             return [each.as_posix() for each in all_parts(Path(gguf))]
@@ -150,7 +149,7 @@ def wanted_files(names: Collection[str], gguf: str | None) -> list[str]:
 
 
 def lacking_files(folder: Path, gguf: str | None) -> list[str]:
-    """Files without which the model is not whole. Raises CheckpointError for a damaged index."""
+    """Missing files of a model. Raises CheckpointError for a damaged index."""
     if gguf is not None:
         needed = wanted_files((), gguf)
     elif (folder / SINGLE_FILE).is_file():
@@ -178,7 +177,7 @@ def _cached_or_itself(path: Path) -> Path:
 
 
 def _in_repository(folder: Path, revision: str, choice: str | None) -> Path:
-    """The model in a repository's folder. Raises CheckpointError saying what is missing."""
+    """The model in a repository's folder. Raises CheckpointError with the missing files."""
     problem = f"nothing of it is in the cache {folder.parent}"
     for snapshot in snapshots(folder, revision):
         names = _files_in(snapshot)
@@ -186,7 +185,7 @@ def _in_repository(folder: Path, revision: str, choice: str | None) -> Path:
             gguf = chosen_gguf(names, choice)
             missing = lacking_files(snapshot, gguf)
         except CheckpointError as error:
-            problem = f"what is in {snapshot} is not enough: {error}"
+            problem = f"{snapshot} is incomplete: {error}"
             continue
         if not missing:
             return snapshot if gguf is None else snapshot / gguf
@@ -199,7 +198,7 @@ def _files_in(snapshot: Path) -> list[str]:
 
 
 def _gguf_models(names: Collection[str]) -> list[str]:
-    """The first part of each."""
+    """Names of GGUF models; of split ones the first part."""
     return sorted(
         {
             str(first_part(Path(each)))
@@ -210,7 +209,7 @@ def _gguf_models(names: Collection[str]) -> list[str]:
 
 
 def _tag(names: Collection[str], gguf: str) -> str:
-    """The shortest choice that means this one of them."""
+    """The shortest choice that selects this file only."""
     stem = re.sub(r"(?:-\d{5}-of-\d{5})?\.gguf$", "", gguf, flags=re.IGNORECASE)
     ends = [stem[found.end() :] for found in re.finditer(r"[-/]|\.(?=[A-Za-z])", stem)]
     for end in reversed(ends):
@@ -221,7 +220,7 @@ def _tag(names: Collection[str], gguf: str) -> str:
 
 
 def _is_meant(name: str, choice: str) -> bool:
-    """By its whole name, or by what ends it before the number of its part."""
+    """Whether a choice is the file's name, or ends it before the number of its part."""
     if name.lower() == choice.lower():
         return True
     stem = re.sub(r"(?:-\d{5}-of-\d{5})?\.gguf$", "", name.lower())
@@ -263,7 +262,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _near(text: str, names: Collection[str]) -> str:
-    """(near: …), or nothing: names whose last part is like this one's, or begins with it."""
+    """A half-sentence with names whose last part is similar or begins with this one; or ""."""
     by_last = {each.lower().rpartition("/")[2]: each for each in names}
     last = text.lower().rpartition("/")[2]
     longer = sorted(each for each in by_last if each.startswith(last))

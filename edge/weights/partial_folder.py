@@ -1,4 +1,4 @@
-"""A folder that is there once it is whole: begun next to its place, gone on with, then renamed."""
+"""A folder that appears when it is complete: written beside its place, continued, then renamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RECORD = ".made_of.json"
 
 
 def check_free(target: Path) -> None:
-    """Raises RequestError where a new folder is to be, and something is there already."""
+    """Raises RequestError if something exists at the place of a new folder."""
     if os.path.lexists(target.expanduser()):
         raise RequestError(f"{target} is there already", remedy="remove it, or name another folder")
 
@@ -30,22 +30,23 @@ class PartialFolder(Closing):
     """
 
     def __init__(self, target: Path) -> None:
-        """Raises RequestError where `target` is there already or is being written, or something
-        else lies in the place; StoreError where the disk fails."""
+        """Raises RequestError if `target` exists or is being written, or other files are in the
+        partial folder; StoreError if the disk fails."""
         self.target = target.expanduser().absolute()
         self.path = self.target.with_name(f"{self.target.name}.partial")
         self._refuse_what_is_there()
         with contextlib.ExitStack() as held:
             with disk_errors_as_store_errors(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._refuse_others_files()  # before anything of them is cleaned up
+                self._refuse_others_files()  # before anything is cleaned up
             held.enter_context(only_writer(self.path, self._refuse_to_wait))
             held.callback(self._remove_if_empty)
-            self._refuse_what_is_there()  # by one that was just finished
+            self._refuse_what_is_there()  # another process may just have finished
             self._held = held.pop_all()
 
     def begin(self, made_of: Mapping[str, Any]) -> None:
-        """made_of: values of JSON; what was begun of others is removed. Raises StoreError."""
+        """Begin or continue. made_of: JSON values; a folder begun with others is cleared. Raises
+        StoreError."""
         path, record = self.path / _RECORD, json.dumps(made_of, sort_keys=True).encode()
         with disk_errors_as_store_errors(self.path):
             if path.exists() and path.read_bytes() == record:
@@ -58,22 +59,22 @@ class PartialFolder(Closing):
         write_durably(path, record)
 
     def finish(self) -> None:
-        """The folder, all of which is durable, has its name now, durably.
+        """Give the durable folder its name, durably.
 
-        Raises RequestError where something else has it by now, StoreError.
+        Raises RequestError if the name is taken now, StoreError.
         """
         self._refuse_what_is_there()
         rename_durably(self.path, self.target)
-        # Only now: without its record, an unfinished folder could not be gone on with.
+        # Removed last, because an unfinished folder cannot be continued without its record.
         for name in (_RECORD, WRITER_LOCK):
             with contextlib.suppress(OSError):
                 (self.target / name).unlink()
         self.close()
 
     def close(self) -> None:
-        """Lets others write into the folder, which goes if nothing was begun in it.
+        """Let others write into the folder, and remove it if nothing was begun in it.
 
-        Closing again does nothing.
+        May be called again.
         """
         self._held.close()
 
@@ -81,7 +82,7 @@ class PartialFolder(Closing):
         found = {each.name for each in self.path.iterdir()} - {WRITER_LOCK}
         if found and _RECORD not in found and found != {f"{_RECORD}.partial"}:
             raise RequestError(
-                f"{self.path}, where the new folder is to be written first, holds other files",
+                f"{self.path}, in which the new folder would be written first, holds other files",
                 remedy="remove it, or name another folder",
             )
 

@@ -1,4 +1,4 @@
-"""Pooling of embeddings by a model's makers: of sentence-transformers in a folder, or of GGUF."""
+"""A model's own pooling of embeddings: of sentence-transformers in a folder, or of a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from edge.errors import CheckpointError, shown
 from edge.text.files import read_json, read_text
 
 Pooling = Literal["mean", "last"]
-"""What becomes of the hidden states of a text: their mean, or the last one alone."""
+"""The embedding of a text from its hidden states: their mean, or the last one."""
 
 MODULES, POOLING = "modules.json", "1_Pooling/config.json"
 
 _KNOWN: dict[str, Pooling] = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last"}
 _MODE = "pooling_mode"
 _HARMLESS = ("Transformer", "Normalize")
-"""Modules that need nothing: the model itself, and a length of 1, which embeddings have anyway."""
+"""Modules to ignore: the model itself, and normalization, which embeddings always have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MakersPooling:
-    """The folder's pooling, if it has any."""
+    """The pooling of a model, if it has one."""
 
     kind: Pooling | None = None
     why_not: str = ""
-    """Where it says what is not computed: what that is."""
+    """The reason why its pooling is not supported."""
 
 
 def read_pooling(folder: Path) -> MakersPooling:
-    """Pooling by modules.json and the file that it names. Raises CheckpointError for files that
-    are not what they should be."""
+    """Pooling by modules.json and the file that it names. Raises CheckpointError for damaged
+    files."""
     place = PurePosixPath(POOLING)
     if (folder / MODULES).is_file():
         found = None
@@ -50,7 +50,7 @@ def read_pooling(folder: Path) -> MakersPooling:
     try:
         if not file.is_file():
             return MakersPooling()
-    except OSError as error:  # its name is too long, say
+    except OSError as error:  # for example a name that is too long
         raise _damaged(
             folder / MODULES, f"the path {shown(str(place))} cannot be used ({error.strerror})"
         ) from error
@@ -82,7 +82,7 @@ def gguf_pooling(kind: object) -> MakersPooling:
 
 
 def _modules(file: Path) -> list[tuple[str, PurePosixPath]]:
-    """(type, folder) of each, in order; no folder is outside the model's."""
+    """(type, folder) of each module, in order. Folders are within the model's."""
     try:
         values: Any = offload.parse_json(read_text(file))
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Rounds a checkpoint's matrices to integers, once, into a cache on the disk.
 
-The cache has a folder per checkpoint, format and version of the rounding; in it, a safetensors file
-per layer, which appears only once it is whole. Knows no model, only the names of the matrices.
+The cache has a folder for each checkpoint, format and version of rounding, and in it a safetensors
+file for each layer, which appears when it is complete. Knows names of matrices, and no models.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ __all__ = ["DEFAULT_LIMIT_BYTES", "QuantizedStore", "open_quantized"]
 DEFAULT_LIMIT_BYTES = 64 * 1024**3
 # Part of the folder's name: raise it when `quantize` rounds differently.
 _ROUNDING_VERSION = 1
-# What one thread reads, rounds and writes at a time: long for the disk, short for memory.
+# Weights that one thread reads, rounds and writes at a time: large for disks, small for memory.
 _CHUNK_WEIGHTS = 4 * 1024 * 1024
 _MAX_THREADS = 8
 
@@ -58,12 +58,12 @@ def open_quantized(
     progress: Callable[[int, int], None] | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
 ) -> QuantizedStore:
-    """The named matrices of `store`, quantised now if they are not yet in the cache.
+    """The named matrices of `store`, quantised now unless they are in the cache.
 
-    Finished parts of an interrupted call are kept; a second process waits for the first and uses
-    its result. `progress` is told (weights done, weights in all), from this thread. Folders of
-    other checkpoints are evicted, least recently used first, to stay within `limit_bytes`. `store`
-    may be closed afterwards.
+    Finished parts of an interrupted call are reused; a second process waits for the first and uses
+    its result. progress: called with (weights done, weights in all) from this thread. Folders of
+    other checkpoints are evicted, the least recently used first, to stay within `limit_bytes`.
+    `store` may be closed afterwards.
 
     Raises CheckpointError for a matrix that is missing, damaged or not finite, CapacityError if the
     limit or the disk is too small, ValueError for a format that does not exist.
@@ -102,7 +102,7 @@ def _quantize_missing(
     weight_format: QuantizedFormat,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Writes one file per group of the missing matrices."""
+    """Write a file for each group of the missing matrices."""
     total = sum(map(math.prod, shapes.values()))
     done = total - sum(map(math.prod, missing.values()))
     report = progress or (lambda _done, _total: None)
@@ -111,7 +111,7 @@ def _quantize_missing(
     for name, shape in missing.items():
         groups.setdefault(_group(name), {})[name] = shape
     threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
-    with ThreadPoolExecutor(threads) as pool:  # its work is numpy's and the disk's: no lock held
+    with ThreadPoolExecutor(threads) as pool:  # numpy and the disk release the interpreter's lock
         for group, members in groups.items():
             path = folder / _file_name(group, members)
             with SafetensorsWriter(path, weight_format.tensors(members)) as writer:
@@ -124,7 +124,7 @@ def _quantize_missing(
                     for part in parts:
                         done += part.result()
                         report(done, total)
-                finally:  # no thread may write when the writer closes its file
+                finally:  # end all threads before the writer closes its file
                     for part in parts:
                         part.cancel()
                     wait(parts)
@@ -137,7 +137,7 @@ def _quantize_rows(
     rows: range,
     weight_format: QuantizedFormat,
 ) -> int:
-    """Returns the number of weights."""
+    """Quantize and write some rows. Returns their number of weights."""
     weight = store.read(name, rows=rows)
     try:
         part = quantize(
@@ -171,7 +171,7 @@ def _make_room(folders: FolderCache, folder: Path, new: _Tensors) -> None:
 def _tensors_in(
     folder: Path, *, remove_damaged: bool = False
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """{tensor: (type, shape)} of the whole and undamaged files."""
+    """{tensor: (type, shape)} of complete and undamaged files."""
     present: dict[str, tuple[str, tuple[int, ...]]] = {}
     for path in folder.glob("*.safetensors"):
         try:
@@ -186,7 +186,7 @@ def _tensors_in(
 
 
 def _open_files(folder: Path, wanted: _Tensors) -> dict[str, SafetensorsFile]:
-    """{wanted tensor: its file}; StoreCorruptError if one is not there any more."""
+    """{wanted tensor: its file}. Raises StoreCorruptError if one has disappeared."""
     with contextlib.ExitStack() as opened:
         places: dict[str, SafetensorsFile] = {}
         for path in folder.glob("*.safetensors"):
@@ -213,13 +213,13 @@ def _matrix_shape(store: WeightStore, name: str) -> tuple[int, int]:
 
 
 def _group(name: str) -> str:
-    """The name up to its first number: everything of a layer, or the name itself."""
+    """The name up to its first number, which is equal within a layer, or else the whole name."""
     found = re.match(r".*?\.\d+(?=\.)", name)
     return found.group() if found else name
 
 
 def _file_name(group: str, members: _Shapes) -> str:
-    """Unlike that of any other set of matrices, so no list of matrices replaces another's file."""
+    """A file name that is unique for this set of matrices, so that no other set replaces it."""
     digest = hashlib.sha256("\0".join(members).encode()).hexdigest()[:12]
     plain = re.sub(r"[^\w.-]", "_", group, flags=re.ASCII)[:100]
     return f"{plain}-{digest}.safetensors"

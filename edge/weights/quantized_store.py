@@ -22,7 +22,7 @@ from edge.offload import Closing, FolderUse, SafetensorsFile, StoreError, StoreF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedFormat:
-    """How weights are rounded; ValueError for a format that does not exist."""
+    """The rounding of weights. Raises ValueError for a format that does not exist."""
 
     bits: int
     block_size: int
@@ -68,11 +68,11 @@ class QuantizedStore(Closing):
 
     @property
     def fingerprint(self) -> str:
-        """Names the checkpoint, the format and the version of the rounding."""
+        """Hash of the checkpoint, the format and the version of rounding."""
         return self._use.folder.name
 
     def names(self) -> tuple[str, ...]:
-        """The matrices that were asked for, sorted."""
+        """Names of the requested matrices, sorted."""
         return tuple(sorted(self._shapes))
 
     def matrix(self, name: str) -> tuple[int, int]:
@@ -88,7 +88,7 @@ class QuantizedStore(Closing):
         return self._read(name, (rows,), columns)
 
     def columns(self, name: str, columns: range) -> tuple[QuantizedMatrix, int]:
-        """The inputs in `columns`, widened to the left as `slice_columns` does, and by how much."""
+        """The inputs in `columns`, extended to the left like `slice_columns`, and by how many."""
         num_rows, num_columns = self.matrix(name)
         check_range(columns, num_columns, "columns")
         first = columns.start // self.block_size
@@ -99,7 +99,7 @@ class QuantizedStore(Closing):
         return slice_columns(blocks, range(columns.start - begin, columns.stop - begin))
 
     def close(self) -> None:
-        """Closes the files and lets the cache evict the folder; closing again does nothing."""
+        """Close the files and let the cache evict the folder. May be called again."""
         for file in self._places.values():
             file.close()
         self._use.close()

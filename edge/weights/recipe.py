@@ -1,7 +1,7 @@
-"""Which kind of matrix each of a model's matrices is. Pure.
+"""Recipes: the kinds of a model's matrices. Pure.
 
-Most are of one kind; rules say which are not: matrices that a model is more sensitive to are held
-in a finer kind than others, or a file holds them so.
+Most matrices are of one kind. Rules name the exceptions: sensitive matrices in a finer kind, or
+matrices that a file has in another kind.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edge.weights.matrix_kind import MatrixKind, StoredArray
 Kind = MatrixKind[Any]
 
 MAX_MATRIX_KINDS = 16
-"""Different ones in one recipe."""
+"""Most different kinds in a recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredMatrix:
-    """Rows of a shard's matrix that are of one kind: they are stored and multiplied alone."""
+    """Rows of a shard's matrix that are of one kind, and are stored and multiplied together."""
 
     part: MatrixSlice
-    """Its name is that of the whole matrix, where all of it is of this kind."""
+    """The slice, with the name of the whole matrix if all of it is of this kind."""
     kind: Kind
     rows: range
     """Rows of the shard's matrix."""
@@ -37,12 +37,12 @@ class StoredMatrix:
 
     @property
     def padding(self) -> int:
-        """Zeros before a product's inputs: the slice begins inside a block of shared scales."""
+        """Zeros before a product's inputs, if the slice begins inside a block."""
         return self.kind.padding(self.part.columns.start)
 
     @property
     def columns(self) -> int:
-        """As they are stored, with padding."""
+        """Stored columns, with padding."""
         return self.padding + len(self.part.columns)
 
     @property
@@ -59,8 +59,8 @@ class Rule:
     """The kind of one matrix: of every layer, or of those of a grade (see LayerSpec)."""
 
     role: str
-    """"head", or the role within its layer: "down.weight", also an expert's, and a shared one's
-    where no rule is for "shared.down.weight"."""
+    """"head", or the role within its layer, such as "down.weight". This also applies to experts,
+    and to shared ones without a rule for "shared.down.weight"."""
     kind: Kind
     grade: int | None = None
 
@@ -73,7 +73,7 @@ class Recipe:
     rules: tuple[Rule, ...] = ()
 
     def kind(self, role: str, grade: int) -> Kind:
-        """`role`: of the model, or within its layer."""
+        """The kind of a matrix. role: in the model, or within its layer."""
         for name in _rule_names(role):
             for rule in self.rules:
                 if rule.role == name and rule.grade in (None, grade):
@@ -82,13 +82,13 @@ class Recipe:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Different ones, the usual one first."""
+        """The different kinds, the usual one first."""
         return tuple(dict.fromkeys((self.usual, *(rule.kind for rule in self.rules))))
 
     def column_multiple(self, roles: Iterable[str]) -> int:
-        """These matrices' columns can be shared out in multiples of this.
+        """Columns of these matrices can be divided in multiples of this; 1 without matrices.
 
-        Block sizes are powers of 2, so the largest is a multiple of all; 1 of none.
+        Block sizes are powers of 2, so the largest is a multiple of all.
         """
         names = [frozenset(_rule_names(role)) for role in roles]
         ruled = {rule.role for rule in self.rules if rule.grade is None}
@@ -98,7 +98,7 @@ class Recipe:
         return max((kind.column_multiple for kind in kinds), default=1)
 
     def stored(self, matrix: MatrixSlice) -> tuple[StoredMatrix, ...]:
-        """A shard's matrix, by runs of one kind."""
+        """A shard's matrix, as runs of rows of one kind."""
         runs = groupby(matrix.parts, key=lambda part: self.kind(part[0], matrix.grade))
         return tuple(_stored(matrix, [(kind, tuple(rows)) for kind, rows in runs]))
 
@@ -107,7 +107,7 @@ class Recipe:
 
 
 def rule_role(role: str) -> str:
-    """What rules call a role of the model, or one within its layer."""
+    """The name in rules of a role in the model, or within its layer."""
     for of_many in ("layers.", "experts."):
         if role.startswith(of_many):
             role = role.split(".", 2)[2]
@@ -115,7 +115,7 @@ def rule_role(role: str) -> str:
 
 
 def _rule_names(role: str) -> tuple[str, ...]:
-    """Whose rules count for a role, the first that there is."""
+    """Roles whose rules apply to a role, by precedence."""
     local = rule_role(role)
     return tuple(dict.fromkeys((local, local.removeprefix("shared."))))
 

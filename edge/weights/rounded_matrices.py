@@ -1,4 +1,4 @@
-"""Matrices that a checkpoint of codes has otherwise than kernels could take them: rounded."""
+"""Rounds matrices of a quantised checkpoint that kernels cannot take as they are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.recipe import Recipe, Rule, rule_role
 
 HEAD_NOTE = "the head, which is in floats there, in 8 bits"
-"""What people are told. In float32 it would take four times the memory, and all of it is read for
+"""The note about the head. In float32 it would take four times the memory, all of which is read for
 each token."""
 
 
@@ -28,9 +28,9 @@ def with_rounded(
     cache_root: Path,
     on_progress: OnProgress,
 ) -> WeightSource:
-    """`rest`, but for matrices of these roles: of these kinds, rounded once into the cache.
+    """`rest`, with matrices of these roles rounded to these kinds, once, into the cache.
 
-    A role of several layers is of one kind.
+    A role is of the same kind in all layers.
     """
     if not kinds:
         return rest
@@ -45,7 +45,7 @@ def with_rounded(
 
 
 class _Two:
-    """Two sources: one of these roles' matrices, one of everything else."""
+    """Two sources as one: one for matrices of some roles, the other for the rest."""
 
     def __init__(self, rest: WeightSource, roles: frozenset[str], rounded: WeightSource) -> None:
         self._rounded = rounded

@@ -1,16 +1,16 @@
 """The loss in quality of each kind of matrix, matrix by matrix, by input statistics.
 
-Of a layer's matrices the measure is the relative error of its outputs, of the head the error of its
-logits. The KL divergence that follows was measured on SmolLM2-135M, for each role, in groups of
-five layers, the others left in float32. It differs by role, and is larger at the end, where fewer
-layers follow that could make up for it.
+For matrices of layers the measure is the relative error of their outputs, and for the head the
+error of the logits. The resulting KL divergence was measured on SmolLM2-135M for each role, in
+groups of five layers, with the others in float32. It differs by role, and is larger at the end,
+where fewer layers follow that could compensate it.
 
 Losses of 2 bits are too large to be a sum over matrices: on SmolLM2-135M with 4.6 bits in the mean,
-a choice with them lost 0.263 nats and one without 0.173. So they are used only if there is no room
-for 4 bits. There the error is that of the rounding which follows, by inputs: plain rounding of the
-same matrices errs 1.4 to 6 times as much, and with 4.5 bits its choice lost twice as much (0.461
-and 0.233). Where all have 4 bits or 8, the choice by plain rounding is the better one (with 5.46
-bits 0.065 and 0.072), because rounding by inputs gains less on other texts.
+a choice with them lost 0.263 nats, and one without 0.173. So they are used only if there is no room
+for 4 bits. Then the error is that of the later rounding by inputs: plain rounding of the same
+matrices errs 1.4 to 6 times as much, and with 4.5 bits its choice lost twice as much (0.461 and
+0.233). If all have 4 or 8 bits, the choice by plain rounding is better (with 5.46 bits 0.065 and
+0.072), because rounding by inputs gains less on other texts.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _USUAL_KL_PER_ERROR = 0.2
 _LATE_ROLES, _LATE_FACTOR = ("gate.weight", "up.weight", "down.weight"), 2.5
 """Roles of feed-forward blocks, and their factor in the last sixth of the layers."""
 _SAMPLES, _SAMPLE_ROWS = 8, 32
-"""Runs of rows that stand for all."""
+"""Number and size of the runs of rows that are sampled."""
 _SIZES, _CUT_SIZES, _SMALLEST = (128, 64, 32), (64, 32), 32
-"""Columns of a block. Where columns are shared out among devices, not too large."""
+"""Columns of a block; smaller ones if columns are divided among devices."""
 _CUT_ROLES = ("down.weight",)
 _USUAL_BITS, _FINE_BITS = 4, 8
 
@@ -61,11 +61,11 @@ def choices_of(
     total_bytes: float,
     on_matrix: Callable[[int, int], None],
 ) -> dict[str, list[KindChoice]]:
-    """By role of every matrix that a token is multiplied with: the kinds it could be of.
+    """The possible kinds of every matrix that a token is multiplied with, by role.
 
-    tokens: how many the statistics are of. total_bytes: what all may take together; there are kinds
-    of fewer than 4 bits only where not all matrices can have 4. `on_matrix` is told how many
-    are done, and of how many; it may raise.
+    tokens: number of tokens of the statistics. total_bytes: limit for all matrices; kinds of fewer
+    than 4 bits are possible only if not all matrices can have 4. on_matrix: called with the number
+    of finished matrices and of all; may raise.
     """
     spec = checkpoint.spec
     least_bits = _USUAL_BITS if least_bytes(spec, _USUAL_BITS) <= total_bytes else 0
@@ -89,8 +89,7 @@ def choices_of(
 
 
 def least_bytes(spec: ModelSpec, least_bits: int = 0) -> int:
-    """Bytes of the smallest choices of `least_bits` bits or more, all matrices together, that any
-    model of this form has."""
+    """Least bytes of all matrices with `least_bits` bits or more, for any model of this form."""
     return sum(
         min(_size(kind, rows, columns) for kind in _kinds(role, columns, least_bits))
         for role, (rows, columns) in _multiplied_with(spec).items()
@@ -111,7 +110,7 @@ def _size(kind: Blocks, rows: int, columns: int) -> int:
 
 
 def _kinds(role: str, columns: int, least_bits: int) -> list[Blocks]:
-    """Blocks that leave no part of one empty, as far as there are such; from coarse to fine."""
+    """Kinds of blocks that divide the columns, if possible, from coarse to fine."""
     sizes = _CUT_SIZES if role.endswith(_CUT_ROLES) else _SIZES
     fitting = [size for size in sizes if columns % size == 0] or [_SMALLEST]
     coarse = [Blocks(bits, size, zero_points=True) for bits in (2, _USUAL_BITS) for size in fitting]
@@ -136,7 +135,7 @@ def _head_loss(weight: Array, rounded: Array, grams: Sequence[Array]) -> float:
 
 
 def _energy(weight: Array, grams: Sequence[Array]) -> float:
-    """The squares of the outputs, summed over outputs and tokens."""
+    """Sum of squared outputs over outputs and tokens."""
     total, start = 0.0, 0
     for gram in grams:
         part = weight[:, start : start + len(gram)]
@@ -146,8 +145,8 @@ def _energy(weight: Array, grams: Sequence[Array]) -> float:
 
 
 def _rounded(weight: Array, kind: Blocks, grams: Sequence[Array] | None) -> Array:
-    """By its inputs, if they are given; but 8 bits, whose error hardly counts, always plainly,
-    which takes less time."""
+    """The weight rounded by its inputs, if given. 8 bits are always rounded plainly, which is
+    faster, because their error is small."""
     rounding = quantize
     if grams is not None and kind.bits != _FINE_BITS:
         rounding = partial(quantize_calibrated, grams=grams)

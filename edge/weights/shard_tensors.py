@@ -10,7 +10,7 @@ from edge.weights.recipe import Recipe
 _EMBEDDING_TYPES = ("float32", "float16", "bfloat16")
 
 _Tensor = tuple[tuple[str, ...], tuple[int, ...]]
-"""The types it may have, and its shape."""
+"""The possible types of a tensor, and its shape."""
 
 
 def check_tensors(
@@ -25,10 +25,10 @@ def check_tensors(
         tensor.name: ((tensor.dtype,), tensor.shape) for tensor in manifest.tensors
     }
     for name in wanted.keys() - found.keys():
-        raise ProtocolError(f"a shard without {name}, which its layout has")
+        raise ProtocolError(f"the shard lacks {name}, which is in its layout")
     for name, ((dtype,), shape) in found.items():
         if name not in wanted:
-            raise ProtocolError(f"a shard with {name[:80]!r}, which its layout has not")
+            raise ProtocolError(f"the shard has {name[:80]!r}, which is not in its layout")
         types, right = wanted[name]
         if dtype not in types or shape != right:
             raise ProtocolError(

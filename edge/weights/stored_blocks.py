@@ -1,6 +1,6 @@
-"""Matrices that a checkpoint holds as codes: the kind of each, and how it is read.
+"""Matrices that a checkpoint has as codes: their kinds, and their reading.
 
-Knows nothing of file formats: their modules give the kinds and read the codes.
+Knows no file formats; their modules give the kinds and read the codes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class ReadCodes(Protocol):
     """Reads codes of one matrix by its tensor's name."""
 
     def __call__(self, name: str, rows: range, columns: range) -> tuple[QuantizedMatrix, int]:
-        """These rows of all blocks that have some of the columns, or of more; and the column of
-        the whole matrix that they begin with. Raises StoreError, and CheckpointError."""
+        """These rows of at least all blocks with some of the columns, and their first column in the
+        matrix. Raises StoreError, CheckpointError."""
         ...
 
 
 def recipe_of(spec: ModelSpec, kinds: Mapping[str, Kind]) -> tuple[Recipe, tuple[int, ...]] | None:
     """The recipe for matrices of these kinds, by role, and the grades of the layers.
 
-    Layers with other kinds of matrices are of another grade. None if there are more grades than a
-    format can say, or unlike experts in a layer: no published file has those.
+    Layers with different kinds of matrices have different grades. None for more grades than a
+    format can have, or different experts in a layer; no published file has those.
     """
     layers: list[dict[str, Kind]] = [{} for _ in range(spec.num_layers)]
     for role, kind in kinds.items():
@@ -63,7 +63,7 @@ def recipe_of(spec: ModelSpec, kinds: Mapping[str, Kind]) -> tuple[Recipe, tuple
             rules += [Rule(local, kind) for kind in set(found.values())]
         else:
             rules += [Rule(local, kind, grade) for grade, kind in found.items()]
-    # A shared expert without a rule would be as the others are.
+    # A shared expert without a rule would get the rule of other experts.
     kept = (rule for rule in rules if rule.kind != usual or rule.role.startswith("shared."))
     recipe = Recipe(usual, tuple(kept))
     return recipe, grades
@@ -72,7 +72,7 @@ def recipe_of(spec: ModelSpec, kinds: Mapping[str, Kind]) -> tuple[Recipe, tuple
 class StoredBlocks(FloatSource):
     """Reads the matrices of `coded` roles as codes; the rest, and other matrices, as float32.
 
-    Reading raises CheckpointError for weights that no model has, and for damaged files.
+    Reading raises CheckpointError for invalid weights and damaged files.
     """
 
     def __init__(

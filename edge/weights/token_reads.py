@@ -1,4 +1,4 @@
-"""How many bytes of a shard's weights a token is multiplied with, as kernels have them packed."""
+"""Bytes of a shard's packed weights that each token reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edge.weights.recipe import Recipe
 
 
 def packed_bytes_of_token(layout: ShardLayout, recipe: Recipe) -> int:
-    """Packed bytes of all its matrices, but of a layer's experts as many as a token uses."""
+    """Packed bytes of all matrices of a shard, with only as many experts as a token uses."""
     total = 0.0
     for matrix in layout.matrices:
         packed = sum(each.packed_bytes for each in recipe.stored(matrix))

@@ -1,4 +1,4 @@
-"""Limits of weights: larger ones give no numbers. Pure."""
+"""Limits of weights, beyond which products overflow. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from edge.errors import CheckpointError
 from edge.offload import WeightStore
 
 LARGEST_WEIGHT = 1e15
-"""Products of two of these, and sums of their squares, are still float32; weights of models are
-below 1e4."""
+"""Largest weight whose products and sums of squares fit into float32. Weights of models are below
+1e4."""
 
 _CHUNK_VALUES = 1 << 20
-"""Widened to float32 at once."""
+"""Values that are converted to float32 at once."""
 
 
 def largest_of(values: NDArray[Any]) -> float:
-    """The largest absolute value, of any float type; NaN where one is NaN."""
+    """The largest absolute value, of any float type; NaN if any value is NaN."""
     flat = values.reshape(-1)
     largest = 0.0
     with np.errstate(invalid="ignore"):  # NaN
@@ -31,7 +31,7 @@ def largest_of(values: NDArray[Any]) -> float:
 
 
 def check_weights(store: WeightStore, name: str, largest: float) -> None:
-    """Raises CheckpointError unless a tensor's largest absolute value can be that of a weight."""
+    """Raises CheckpointError if a tensor's largest absolute value is too large for a weight."""
     if largest <= LARGEST_WEIGHT:
         return
     held = "NaN or infinite weights"

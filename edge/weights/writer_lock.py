@@ -1,4 +1,4 @@
-"""One process at a time writes into a folder."""
+"""A lock for the only process that writes into a folder."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[None]:
-    """Waits until no other process writes into `folder`; the kernel frees a dead one's lock.
+    """Wait until no other process writes into `folder`. The kernel frees a dead process's lock.
 
-    `while_waiting` is called now and then, for minutes perhaps, and may raise to give up.
-    A warning says so after two seconds. Unfinished files of a dead writer are removed. Raises
-    StoreError.
+    while_waiting: called repeatedly, perhaps for minutes; may raise to give up. A warning is logged
+    after two seconds. Unfinished files of a dead writer are removed. Raises StoreError.
     """
     with contextlib.ExitStack() as held:
         with disk_errors_as_store_errors(folder):

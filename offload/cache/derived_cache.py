@@ -1,7 +1,7 @@
-"""Files derived from other files, found by the hash of their source and method.
+"""A cache of files derived from other files, found by the hash of their source and method.
 
-A folder is named by the hash of its key and holds `weights` and its `manifest.json`, both complete
-or not there: the weights get their name last. A new method needs a new key.
+A folder is named by the hash of its key and holds `weights` and its `manifest.json`. Both are
+complete or missing, because the weights get their name last. A new method needs a new key.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _DRAFT = ".partial"
 
 
 class DerivedCache:
-    """At most `limit_bytes` of them under `root`; the least recently used are evicted."""
+    """A cache of at most `limit_bytes` under `root`, which evicts the least recently used files."""
 
     def __init__(
         self, root: Path, limit_bytes: int, *, owner_limit_bytes: int | None = None
     ) -> None:
-        """owner_limit_bytes: of what is made of one owner's folders. What is in use stays, and may
-        be more.
+        """owner_limit_bytes: of files derived from one owner's folders. Files in use stay, and may
+        exceed it.
 
         Raises StoreError if `root` cannot be used."""
         self._folders = FolderCache(root, limit_bytes)
@@ -54,7 +54,7 @@ class DerivedCache:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """An empty folder on the same disk, gone at the end; of a process that died, later."""
+        """An empty folder on the same disk, removed when the context ends or by a later process."""
         with self._folders.locked():
             folder = self._folders.root / f"{_SCRATCH}{uuid.uuid4().hex}"
             folder.mkdir()
@@ -97,7 +97,7 @@ class DerivedCache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _remove_drafts(self) -> None:
-        """Remove drafts of dead processes. A folder in use may hold the draft of a live one."""
+        """Remove drafts of dead processes. Folders in use may hold drafts of live ones and stay."""
         for draft in self._folders.root.glob(f"*/*{_DRAFT}"):
             if not self._folders.is_used(draft.parent.name):
                 draft.unlink(missing_ok=True)
@@ -108,8 +108,8 @@ class DerivedCache:
             self._folders.discard(_name(key))
 
     def begin(self, key: str, total_bytes: int, *, made_of: Path | None = None) -> DerivedWriter:
-        """Begin to write the entry of `key`, about `total_bytes` large. made_of: the folder that it
-        is derived from, whose owner it gets.
+        """Begin to write the entry of `key`, of about `total_bytes`. made_of: the folder from which
+        it is derived, whose owner it gets.
 
         Raises StoreFullError if there is no room for it.
         """
@@ -117,7 +117,7 @@ class DerivedCache:
         owner = None if made_of is None else owner_of(made_of)
         with self._folders.locked():
             if not self._folders.is_used(name):
-                self._folders.discard(name)  # drafts of a process that died
+                self._folders.discard(name)  # drafts of a dead process
             if owner is not None and self._owner_limit_bytes is not None:
                 self._folders.keep_near(owner, self._owner_limit_bytes, name, total_bytes)
             self._folders.make_room(name, total_bytes)
@@ -130,7 +130,7 @@ class DerivedCache:
 
 
 class DerivedWriter(Closing):
-    """Takes tensors one by one; `close` without `finish` leaves nothing. A context manager."""
+    """Writes tensors one by one; `close` without `finish` leaves nothing. A context manager."""
 
     def __init__(self, folders: FolderCache, use: FolderUse) -> None:
         self._folders = folders
@@ -147,7 +147,7 @@ class DerivedWriter(Closing):
             write_all(self._data.fileno(), flat.data, entry.offset)
 
     def finish(self) -> CachedShard:
-        """Make it visible, durably. Raises StoreCorruptError if the folder was removed."""
+        """Make the file visible, durably. Raises StoreCorruptError if the folder was removed."""
         manifest = self._builder.build()
         folder = self._use.folder
         with disk_errors_as_store_errors(folder):
@@ -166,7 +166,7 @@ class DerivedWriter(Closing):
         return CachedShard(self._use, manifest)
 
     def close(self) -> None:
-        """Stops writing. After `finish` the CachedShard keeps the folder, this does nothing."""
+        """Stop writing. Does nothing after `finish`, when the CachedShard keeps the folder."""
         if not self._data.closed:
             self._data.close()
             with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Folders under one root that several processes share: locks and eviction.
 
-Two kinds of lock, both `flock`, which the kernel frees when a process dies. The root's lock is held
-for moments, to make, open or remove a folder. A folder's lock is shared and held for as long as the
-folder is in use; only a folder without a holder is evicted. Knows nothing of the folders' contents.
+Both kinds of lock are `flock`, which the kernel frees when a process dies. The root's lock is held
+briefly, to make, open or remove a folder. A folder's lock is shared and held while the folder is in
+use; only folders without a holder are evicted. Knows nothing about the folders' contents.
 """
 
 import contextlib
@@ -22,12 +22,12 @@ from edge.offload.files.last_use import mark_used
 _LOCK = ".lock"
 _TRASH = ".trash-"
 _OWNER = ".owner"
-"""Owner of the folder, and the bytes that it may take in the end."""
+"""File with the owner of a folder, and the final bytes of the folder."""
 _MODEL = ".model"
-"""The name of the model that the folder is of, for people."""
+"""File with the name of the folder's model, for people."""
 _MOST_NOTE_BYTES = 2000
 _ROOM = ".room"
-"""A file as large as what its folder may take, while that is not all written."""
+"""File whose size is the room of its folder, until the folder is complete."""
 
 
 class FolderUse(Closing):
@@ -44,19 +44,19 @@ class FolderUse(Closing):
             raise
 
     def note_model_of(self, other: Path) -> None:
-        """The folder is made of another one, of the same model."""
+        """Note the model of another folder, from which this one is made."""
         with contextlib.suppress(OSError):
             shutil.copyfile(other / _MODEL, self.folder / _MODEL)
 
     def close(self) -> None:
-        """The folder was last used now, and may be evicted from now on."""
+        """Set the time of last use to now, and allow eviction."""
         if not self._lock.closed:
             mark_used(self._lock.fileno())
             self._lock.close()
 
 
 def note_model(folder: Path, model: str) -> None:
-    """Remember the name of the model that a cache's folder is of, if it is news."""
+    """Write the name of the model of a cache's folder, unless it is there."""
     model = model[: _MOST_NOTE_BYTES // 4].encode(errors="replace").decode()
     if model != _note(folder / _MODEL):
         with contextlib.suppress(OSError):
@@ -65,21 +65,21 @@ def note_model(folder: Path, model: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptFolder:
-    """A folder of a cache, as its user may want to know of it."""
+    """Facts about a folder of a cache, for people."""
 
     name: str
     model: str | None
-    """Its name; None if unknown."""
+    """Name of its model; None if unknown."""
     owner: str | None
     nbytes: int
-    """That it takes on the disk."""
+    """Bytes on disk."""
     last_used_s: float
-    """Since the epoch."""
+    """Time of last use, in seconds since the epoch."""
     is_used: bool
 
 
 class FolderCache:
-    """At most `limit_bytes` in folders under `root`, the least recently used evicted first."""
+    """A cache of folders under `root`, at most `limit_bytes`; evicts the least recently used."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         """Raises StoreError if `root` cannot be made or written."""
@@ -90,10 +90,10 @@ class FolderCache:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Waits for the root's lock. All but `folders` is called within.
+        """Hold the root's lock. All methods except `folders` are called within.
 
-        A root that was removed meanwhile is made again. Raises StoreError where the disk or the
-        folder fails, also within.
+        A root that was removed is made again. Raises StoreError if the disk or the folder fails,
+        also within.
         """
         with disk_errors_as_store_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -110,27 +110,27 @@ class FolderCache:
             return [each.name for each in entries if each.name[0] != "." and each.is_dir()]
 
     def use(self, name: str) -> FolderUse:
-        """Keeps the folder from eviction; makes it if it is not there."""
+        """Keep the folder from eviction. Makes it if it is missing."""
         folder = self.root / name
         folder.mkdir(exist_ok=True)
         return FolderUse(folder)
 
     def discard(self, name: str) -> None:
-        """Removes a folder, used or not; what others hold open stays readable to them."""
+        """Remove a folder, used or not. Files that others have open stay readable to them."""
         trash = self.root / f"{_TRASH}{uuid.uuid4().hex}"
         with contextlib.suppress(FileNotFoundError):
-            (self.root / name).rename(trash)  # at once: no process finds half a folder
+            (self.root / name).rename(trash)  # atomic, so that no process finds half a folder
             shutil.rmtree(trash, ignore_errors=True)
 
     def room_bytes(self, name: str) -> int:
-        """What the folder may take, as long as that is not all written; 0 where nothing is said."""
+        """The room of an incomplete folder; 0 if none was set."""
         try:
             return (self.root / name / _ROOM).stat().st_size
         except FileNotFoundError:
             return 0
 
     def set_room(self, name: str, total_bytes: int | None) -> None:
-        """Count the folder as `total_bytes` from now on. None: as the size of its files."""
+        """Count the folder as `total_bytes` from now on. None: by the sizes of its files."""
         path = self.root / name / _ROOM
         if total_bytes is None:
             path.unlink(missing_ok=True)
@@ -144,9 +144,9 @@ class FolderCache:
             file.write(f"{owner} {total_bytes}")
 
     def keep_within(self, owner: str, limit_bytes: int, name: str, total_bytes: int) -> None:
-        """Evicts the owner's other folders until it may have `name`, too, of that size.
+        """Evict other folders of the owner until `name` of `total_bytes` is within its limit.
 
-        Raises StoreFullError, evicting nothing, where they are in use.
+        Raises StoreFullError, and evicts nothing, if too many are in use.
         """
         going, lacking = self._others_of(owner, limit_bytes, name, total_bytes)
         if lacking > 0:
@@ -160,7 +160,7 @@ class FolderCache:
             self.discard(other)
 
     def keep_near(self, owner: str, limit_bytes: int, name: str, total_bytes: int) -> None:
-        """The same, as far as they are not in use: `name` may take the owner over its limit."""
+        """Evict unused folders of the owner for `name`, which may still exceed its limit."""
         going, _ = self._others_of(owner, limit_bytes, name, total_bytes)
         for other in going:
             self.discard(other)
@@ -168,8 +168,8 @@ class FolderCache:
     def _others_of(
         self, owner: str, limit_bytes: int, name: str, total_bytes: int
     ) -> tuple[list[str], int]:
-        """Which of the owner's folders go for `name`, the least recently used first, and how much
-        is lacking even then."""
+        """The owner's folders to evict for `name`, the least recently used first, and the bytes
+        that are still lacking then."""
         sizes = {
             other: size
             for other in self.folders()
@@ -184,7 +184,7 @@ class FolderCache:
         return going, lacking
 
     def _owned_bytes(self, name: str, owner: str) -> int:
-        """0 for another's folder."""
+        """Bytes of a folder; 0 if it belongs to another owner."""
         try:
             whose, _, size = (self.root / name / _OWNER).read_text().partition(" ")
             return int(size) if whose == owner else 0
@@ -194,16 +194,16 @@ class FolderCache:
     def make_room(
         self, name: str, total_bytes: int, *, on_disk_bytes: int = 0, keep: Container[str] = ()
     ) -> None:
-        """Evicts other folders until `name` may grow to `total_bytes`.
+        """Evict other folders until `name` may grow to `total_bytes`.
 
-        `on_disk_bytes` of them it has already. Folders in `keep` go last. Raises StoreFullError
-        if neither the limit nor the disk has room even then, evicting nothing.
+        on_disk_bytes: bytes that it has already. keep: folders that are evicted last. Raises
+        StoreFullError, and evicts nothing, if that is not enough for the limit or the disk.
         """
         for other in self._in_the_way(name, total_bytes, on_disk_bytes, keep):
             self.discard(other)
 
     def check_room(self, name: str, total_bytes: int, *, on_disk_bytes: int = 0) -> None:
-        """The same check; evicts nothing."""
+        """Raises StoreFullError as `make_room`. Evicts nothing."""
         self._in_the_way(name, total_bytes, on_disk_bytes, ())
 
     def _in_the_way(
@@ -214,7 +214,7 @@ class FolderCache:
         over_disk = total_bytes - on_disk_bytes - shutil.disk_usage(self.root).free
         lacking = max(over_limit, over_disk)
         if lacking <= 0:
-            return []  # users and times of use do not matter
+            return []  # no need to look at users and times of use
         by_age = [other for other in self.folders() if other in sizes]
         candidates = sorted(by_age, key=lambda other: other in keep)  # stable: by age within
         evictable = [other for other in candidates if not self.is_used(other)]
@@ -264,19 +264,19 @@ class FolderCache:
         ]
 
     def remove_unused(self, names: Collection[str]) -> None:
-        """The unused ones of them; missing ones are no error."""
+        """Remove the unused ones of these folders. Ignores missing ones."""
         for name in self.folders():
             if name in names and not self.is_used(name):
                 self.discard(name)
 
     def _empty_trash(self) -> None:
-        """Remove folders of a process that died while it evicted."""
+        """Remove folders whose eviction a dead process began."""
         for trash in self.root.glob(f"{_TRASH}*"):
             shutil.rmtree(trash, ignore_errors=True)
 
 
 def _last_use_ns(folder: Path) -> int:
-    """0, the oldest, for a folder whose maker died before it had a lock."""
+    """Time of last use; 0 for a folder whose maker died before it had a lock."""
     try:
         return (folder / _LOCK).stat().st_mtime_ns
     except FileNotFoundError:
@@ -297,7 +297,7 @@ def _note(path: Path) -> str | None:
 
 
 def _allocated_bytes(folder: Path) -> int:
-    """Bytes on disk; of files with holes, what is written."""
+    """Bytes of a folder on disk, without holes in files."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
@@ -306,11 +306,11 @@ def _allocated_bytes(folder: Path) -> int:
 
 
 def _size_bytes(folder: Path) -> int:
-    """What it may take, where that is said, else full sizes, also of files with holes."""
+    """The room of a folder if it is set, else the sizes of its files, with holes."""
     total = 0
     with os.scandir(folder) as entries:
         for each in entries:
-            with contextlib.suppress(FileNotFoundError):  # its user may just be renaming it
+            with contextlib.suppress(FileNotFoundError):  # its writer may be renaming it
                 size = each.stat().st_size
                 if each.name == _ROOM:
                     return size

@@ -24,7 +24,7 @@ from edge.offload.files.manifest import Manifest, is_digest, texts_in
 
 
 class ShardCache:
-    """At most `limit_bytes` of shards under `root`; the least recently used are evicted.
+    """A cache of at most `limit_bytes` under `root`, which evicts the least recently used shards.
 
     Safe for several threads and processes. Raises StoreError if `root` cannot be used.
     """
@@ -35,9 +35,8 @@ class ShardCache:
     def get(self, digest: str, *, verify: bool = False) -> CachedShard | None:
         """The complete shard with this manifest digest, or None.
 
-        A shard whose file has not its size is thrown away. With `verify`, and where the file was
-        written to since it was complete, all bytes are hashed, and a shard with a wrong one is
-        thrown away too.
+        A shard whose file has a wrong size is removed. With `verify`, or if the file was written to
+        after it was complete, all bytes are hashed, and a damaged shard is removed, too.
         """
         if not is_digest(digest):
             raise ValueError(f"{digest!r:.80} is not the digest of a manifest")
@@ -60,12 +59,12 @@ class ShardCache:
         owner: str | None = None,
         owner_limit_bytes: int | None = None,
     ) -> ShardWriter | CachedShard:
-        """The shard if it is complete (see `get`), else a writer that already has all that is here.
+        """The shard if it is complete (see `get`), else a writer with all pieces that are here.
 
-        That is: what an interrupted writer left, and equal pieces of other shards. Evicts others
-        as pieces arrive; raises StoreFullError if there could not be enough room even so. What
-        comes first from `owner` counts as its own; with a limit, its others go at once until they
-        keep to it.
+        These are the pieces of an interrupted writer, and equal pieces of other shards. Other
+        shards are evicted as pieces arrive. Raises StoreFullError if that cannot be enough. A shard
+        belongs to the `owner` that began it; with a limit, the owner's other shards are evicted at
+        once until they are within it.
         """
         digest = manifest.digest
         shard = self.get(digest)
@@ -84,7 +83,7 @@ class ShardCache:
             if owner is not None:
                 self._folders.set_owner(digest, owner, folder_bytes(manifest))
         try:
-            with contextlib.suppress(StoreFullError):  # they may go themselves for what arrives
+            with contextlib.suppress(StoreFullError):  # these shards may be evicted themselves
                 self._copy(helpful, writer)
         except BaseException:
             writer.close()
@@ -92,7 +91,7 @@ class ShardCache:
         return writer
 
     def _copy(self, helpful: list[str], writer: ShardWriter) -> None:
-        """Put what these shards have, as far as they are not evicted meanwhile."""
+        """Copy the pieces that these shards have, unless the shards were evicted."""
         for name in helpful:
             with self._folders.locked():
                 source = self._open(name)
@@ -116,14 +115,14 @@ class ShardCache:
             raise
 
     def _open(self, digest: str) -> CachedShard | None:
-        """A complete shard, in use from now on. Called under the root's lock."""
+        """Open a complete shard. Called under the root's lock."""
         manifest = self._read(digest)
         if manifest is None:
             return None
         return CachedShard(self._folders.use(digest), manifest)
 
     def _read(self, digest: str) -> Manifest | None:
-        """The manifest of a shard that is complete by its sizes; removes one that is damaged."""
+        """The manifest of a shard with the right sizes. Removes a damaged shard."""
         folder = self._folders.root / digest
         try:
             size = (folder / WEIGHTS).stat().st_size
@@ -139,10 +138,10 @@ class ShardCache:
         return manifest
 
     def _helpful(self, manifest: Manifest) -> list[str]:
-        """Other complete shards that together have what there is of this one's pieces.
+        """Other complete shards that together have all available pieces of this one.
 
-        No more than are needed for that, the last used first: while one is read it is in use, and
-        another peer that shares this cache cannot have its room.
+        Only as many as are needed, the most recently used first. While a shard is read it cannot be
+        evicted for another peer that shares this cache.
         """
         lacking = {piece.digest for _, piece in manifest.placements()}
         helpful = []
@@ -151,7 +150,7 @@ class ShardCache:
                 break
             folder = self._folders.root / name
             if lacking.isdisjoint(texts_in(folder / MANIFEST)) and is_marked_intact(folder):
-                continue  # most are of other models: to check what they say takes far longer
+                continue  # most are of other models, and reading their manifests takes far longer
             other = self._read(name)
             had = set() if other is None else {p.digest for _, p in other.placements()} & lacking
             if had:

@@ -1,16 +1,16 @@
-"""A shard's file, filled piece by piece in any order, and kept while it is used.
+"""A shard's file, filled piece by piece in any order, and not evicted while in use.
 
 A shard is one folder named by its manifest's digest:
 
-    manifest.json     what the file holds
+    manifest.json     the contents of the file
     weights           the file, complete and never changed again
     weights.partial   the file while pieces still arrive
     journal           a digest per line, appended after the piece's bytes were written
-    intact            what the system says of the file since its bytes were known to be right
+    intact            the file's stat data when its bytes were last verified
 
-Several writers of one shard help each other: they write equal bytes to equal places, and each
-finds in the journal what the others have put. A journalled piece counts only after its bytes were
-hashed again, so neither a killed process nor a lost page of a power cut can make a wrong file.
+Several writers of one shard help each other: they write equal bytes to equal places, and find each
+other's pieces in the journal. A journalled piece counts only after its bytes were hashed again, so
+neither a killed process nor a page lost in a power cut can make a wrong file.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ PARTIAL = "weights.partial"
 _JOURNAL = "journal"
 _INTACT = "intact"
 MARK_BYTES = 64
-"""Size of that file."""
+"""Size of the file `intact`."""
 _DIGEST_CHARACTERS = 64
 
 _ROOM_AHEAD_BYTES = 8 * PIECE_BYTES
-"""Room is made for this many bytes at once: it looks at every folder."""
+"""Bytes for which room is made at once, because making room looks at every folder."""
 
 
 class CachedShard(Closing):
     """A complete shard, kept from eviction until `close`; also a context manager.
 
-    `path` is the file of weights, laid out as `manifest` says. Never write to it.
+    `path` is the file of weights with the layout of `manifest`. Never write to it.
     """
 
     def __init__(self, use: FolderUse, manifest: Manifest) -> None:
@@ -51,18 +51,18 @@ class CachedShard(Closing):
         self._use = use
 
     def note(self, model: str) -> None:
-        """Remember the name of the model that it is of."""
+        """Note the name of the shard's model."""
         note_model(self._use.folder, model)
 
     def close(self) -> None:
-        """Lets the cache evict the shard; a file that is still mapped stays readable."""
+        """Allow the cache to evict the shard. A mapped file stays readable."""
         self._use.close()
 
 
 class ShardWriter(Closing):
-    """A shard whose pieces are arriving; `close` without `finish` keeps them for later.
+    """Writes a shard's pieces as they arrive; `close` without `finish` keeps them for later.
 
-    `put` may be called from several threads. Also a context manager.
+    `put` is thread-safe. Also a context manager.
     """
 
     def __init__(self, folders: FolderCache, use: FolderUse, manifest: Manifest) -> None:
@@ -82,12 +82,12 @@ class ShardWriter(Closing):
             self._data = stack.enter_context((use.folder / PARTIAL).open("r+b", buffering=0))
             self._journal = stack.enter_context((use.folder / _JOURNAL).open("a+b", buffering=0))
             os.truncate(self._data.fileno(), manifest.total_bytes)
-            (use.folder / _INTACT).write_bytes(bytes(MARK_BYTES))  # its room is spoken for
+            (use.folder / _INTACT).write_bytes(bytes(MARK_BYTES))  # reserves its room
             self._files = stack.pop_all()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The digests still lacking, in the order of the file; reads what other writers put."""
+        """The missing digests, in the order of the file, without pieces of other writers."""
         with self._mutex:
             self._read_journal()
             return tuple(d for d in self._offsets if d not in self._received)
@@ -99,11 +99,11 @@ class ShardWriter(Closing):
         *,
         keep: Container[str] = (),
     ) -> None:
-        """Writes a piece to each of its places; one that is there already is checked and dropped.
+        """Write a piece to all of its places. A piece that was written before is only checked.
 
-        Evicts other shards for it, those in `keep` last. Raises StoreCorruptError, with nothing
-        written, if the shard has no such piece or `content` is not it; StoreFullError if there is
-        no room, with all earlier pieces kept.
+        Evicts other shards for it, those in `keep` last. Raises StoreCorruptError, and writes
+        nothing, if the shard has no such piece or `content` has another hash; StoreFullError if
+        there is no room. Earlier pieces stay.
         """
         if digest not in self._offsets:
             raise StoreCorruptError(f"piece {digest:.80} does not belong to this shard; ask anew")
@@ -120,13 +120,13 @@ class ShardWriter(Closing):
         with disk_errors_as_store_errors(self._use.folder):
             for offset in self._offsets[digest]:
                 write_all(self._data.fileno(), view, offset)
-            # Only now: a process killed before this line has not received the piece.
+            # Journalled after the bytes: a process killed before has not received the piece.
             with self._mutex:
                 self._journal.write(f"{digest}\n".encode())
                 self._received.add(digest)
 
     def finish(self) -> CachedShard:
-        """Makes the file visible under its final name, durably; closes the writer.
+        """Make the file visible under its final name, durably, and close the writer.
 
         Raises ValueError while pieces are missing, StoreCorruptError if the folder was removed.
         """
@@ -137,7 +137,7 @@ class ShardWriter(Closing):
         with disk_errors_as_store_errors(folder):
             os.fsync(self._data.fileno())
         with self._folders.locked():
-            # Present already if another writer was faster: it filled this same file.
+            # Another writer of the same file may have finished it already.
             path = folder / (WEIGHTS if (folder / WEIGHTS).exists() else PARTIAL)
             if not path.exists() or not os.path.samestat(
                 path.stat(), os.fstat(self._data.fileno())
@@ -154,7 +154,7 @@ class ShardWriter(Closing):
         return CachedShard(self._use, self.manifest)
 
     def close(self) -> None:
-        """Stops writing. After `finish` the CachedShard keeps the folder, this does nothing."""
+        """Stop writing. Does nothing after `finish`, when the CachedShard keeps the folder."""
         if not self._data.closed:
             self._files.close()
             self._use.close()
@@ -162,7 +162,7 @@ class ShardWriter(Closing):
                 self._leave_nothing_for_nothing()
 
     def _leave_nothing_for_nothing(self) -> None:
-        """A shard without any piece is forgotten: no room was made for it."""
+        """Remove a shard without pieces, for which no room was made."""
         folder = self._use.folder
         with contextlib.suppress(FileNotFoundError):
             is_empty = not (folder / _JOURNAL).stat().st_size and not (folder / WEIGHTS).exists()
@@ -170,7 +170,7 @@ class ShardWriter(Closing):
                 self._folders.discard(folder.name)
 
     def _take_room(self, num_bytes: int, keep: Container[str]) -> None:
-        """Have room on disk before anything is written there, for this and some more."""
+        """Make room on disk for these bytes and some more, before they are written."""
         if num_bytes > self._room_left:
             with self._folders.locked():
                 self._make_room(num_bytes, keep)
@@ -179,7 +179,7 @@ class ShardWriter(Closing):
     def _make_room(self, num_bytes: int, keep: Container[str]) -> None:
         folder, most = self._use.folder, folder_bytes(self.manifest)
         if not folder.exists() or (folder / WEIGHTS).exists():
-            return  # removed, or finished by another: `finish` knows
+            return  # removed, or finished by another writer; `finish` detects both
         before = self._folders.room_bytes(folder.name)
         on_disk = allocated_bytes(folder / PARTIAL)
         first = 0 if before else most - self.manifest.total_bytes
@@ -196,7 +196,7 @@ class ShardWriter(Closing):
                 return
 
     def copy_from(self, shard: CachedShard, *, keep: Container[str] = ()) -> None:
-        """Puts the missing pieces that `shard` has; pieces damaged there stay missing."""
+        """Copy missing pieces from `shard`, without damaged ones."""
         missing = set(self.missing)
         with shard.path.open("rb", buffering=0) as file:
             for offset, piece in shard.manifest.placements():
@@ -207,13 +207,13 @@ class ShardWriter(Closing):
                         missing.discard(piece.digest)
 
     def _read_journal(self) -> None:
-        """Counts the pieces that were journalled since the last time and are really there."""
+        """Count newly journalled pieces whose bytes have their digest."""
         end = os.fstat(self._journal.fileno()).st_size
         text = os.pread(self._journal.fileno(), end - self._journal_end, self._journal_end)
         complete = text.rfind(b"\n") + 1
         self._journal_end += complete
         for line in text[:complete].splitlines():
-            # A line that was torn off by a full disk runs into the next one.
+            # A line that a full disk cut off has no end, and the next line follows it.
             digest = line[-_DIGEST_CHARACTERS:].decode(errors="replace")
             if digest not in self._received and self._is_written(digest):
                 self._received.add(digest)
@@ -227,12 +227,12 @@ class ShardWriter(Closing):
 
 
 def folder_bytes(manifest: Manifest) -> int:
-    """What the shard takes on disk."""
+    """Bytes of the shard's folder on disk."""
     return manifest.total_bytes + len(manifest.to_json()) + MARK_BYTES
 
 
 def allocated_bytes(path: Path) -> int:
-    """What is written of a file with holes; 0 where it is not there."""
+    """Bytes of a file on disk, without holes; 0 if it is missing."""
     try:
         return path.stat().st_blocks * 512
     except FileNotFoundError:
@@ -240,7 +240,7 @@ def allocated_bytes(path: Path) -> int:
 
 
 def is_intact(shard: CachedShard) -> bool:
-    """Reads and hashes every byte."""
+    """Whether every byte of the shard has its digest."""
     try:
         with shard.path.open("rb", buffering=0) as file:
             return all(
@@ -253,15 +253,14 @@ def is_intact(shard: CachedShard) -> bool:
 
 def mark_intact(folder: Path) -> None:
     """Mark the folder's weights as verified, until they are written to."""
-    with contextlib.suppress(OSError):  # they are hashed once more then
+    with contextlib.suppress(OSError):  # without a mark they are hashed again
         (folder / _INTACT).write_text(_state(folder / WEIGHTS))
 
 
 def is_marked_intact(folder: Path) -> bool:
-    """The weights were not written to since they were verified.
+    """Whether the weights were not written to after they were verified.
 
-    A process that may write there could write a mark, too. So a mark counts only where that is this
-    user alone.
+    Users who may write to the folder could write a mark, so it counts only if others may not.
     """
     try:
         is_marked = (folder / _INTACT).read_text() == _state(folder / WEIGHTS)
@@ -271,13 +270,13 @@ def is_marked_intact(folder: Path) -> bool:
 
 
 def _may_be_written_by_others(root: Path) -> bool:
-    """Than this user and root."""
+    """Whether users other than this one and root may write to the folder."""
     status = root.stat()
     return status.st_uid not in (os.geteuid(), 0) or bool(status.st_mode & 0o022)
 
 
 def _state(path: Path) -> str:
-    """Another one after every write to the file, or in its place."""
+    """The file's stat data, which changes with every write or replacement."""
     status = path.stat()
     told = f"{status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
     return hashlib.sha256(told.encode()).hexdigest()

@@ -1,6 +1,6 @@
 """Untrusted files and JSON, read within bounds.
 
-The size is known before memory is taken, and the number of values before any of them is made.
+The size is checked before memory is taken, and the number of values before any value is made.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MAX_DEPTH = 64
-"""Lists and objects within each other; a configuration has a handful."""
+"""Deepest nesting of lists and objects. Configurations have a few levels."""
 MAX_VALUES = 800_000
-"""Values of one file, unless its reader says otherwise: 100,000 tensors take as many."""
+"""Most values of one file, unless its reader sets a limit. 100,000 tensors need as many."""
 
 
 def read_file(path: Path, most_bytes: int) -> bytes:
-    """The whole file. ValueError for one that is longer, or no regular file; OSError as `open`."""
+    """The whole file. Raises ValueError if it is longer or no regular file, OSError as `open`."""
     with io.FileIO(path, "rb", opener=open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -38,16 +38,16 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """A pipe would be waited for."""
+    """Open without waiting, as `open` would for a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_json(text: str | bytes, *, most_values: int = MAX_VALUES) -> Any:
-    """The value in `text`, UTF-8 where it is bytes. ValueError, with the cause, where it is none.
+    """The value in `text`; bytes are UTF-8. Raises ValueError, with the cause, for invalid JSON.
 
-    Also for what JSON leaves open and readers disagree on, or are slow at: a name twice in an
-    object, NaN and Infinity, numbers that are too large for a float, whole ones of more than 4,300
-    digits, nesting beyond MAX_DEPTH, more than `most_values` values.
+    Also refuses JSON on which readers disagree or are slow: a name twice in an object, NaN and
+    Infinity, numbers too large for a float, integers of more than 4,300 digits, nesting beyond
+    MAX_DEPTH, more than `most_values` values.
     """
     check_values(text, most_values)
     if isinstance(text, bytes):
@@ -77,7 +77,7 @@ def parse_json(text: str | bytes, *, most_values: int = MAX_VALUES) -> Any:
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Without looking for cycles among a million new objects, again and again: half the time."""
+    """Context without the cyclic garbage collector, which would double the time of large files."""
     paused = gc.isenabled()
     gc.disable()
     try:
@@ -88,7 +88,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def check_values(text: str | bytes, most_values: int) -> None:
-    """Raises ValueError for JSON that may hold more values; commas and brackets count as one."""
+    """Raises ValueError for JSON that may hold more values. Counts commas and brackets."""
     marks: Sequence[Any] = ",[{" if isinstance(text, str) else (b",", b"[", b"{")
     found = sum(map(text.count, marks))
     if found > most_values:

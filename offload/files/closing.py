@@ -1,4 +1,4 @@
-"""Things that must be closed, as context managers: one way for all files and uses here."""
+"""The base of all files and uses that must be closed: a context manager."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Closed at the end of its `with` block, also after an error."""
+    """An object that is closed at the end of its `with` block, also after an error."""
 
     __slots__ = ()
 

@@ -1,7 +1,7 @@
-"""Reads into given memory that bypass the page cache: large and parallel.
+"""Large, parallel reads into given memory that bypass the page cache.
 
-The page cache would hold everything twice, and under a memory limit it evicts the pages needed
-next.
+The page cache would hold everything twice, and under a memory limit it evicts the pages that are
+needed next.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ DIRECT_BYTES = 4096
 """Offsets, sizes and addresses of direct reads are multiples of this."""
 
 DEFAULT_THREADS = 6
-"""One thread fills an idle machine's disk with pieces of 4 MiB, but next to other programs threads
-wait for a core between their pieces. With 16 all pieces of two layers are under way at once, so
-both are there at the same moment, and the disk has nothing to do until the first is used: 1.2 ms in
-every 16, measured with layers of 24 MiB at 3.6 GB/s. With 2 it ran at 0.83 to 0.84 of its rate on a
-busy machine, with 6 at 0.96 to 0.98."""
+"""Threads that read. One thread saturates an idle machine's disk with pieces of 4 MiB, but beside
+other programs threads wait for a core between pieces: 2 threads reached 0.83 to 0.84 of the disk's
+rate on a busy machine, and 6 reached 0.96 to 0.98. With 16 all pieces of two layers are read at
+once, both layers arrive at the same moment, and the disk idles until the first is used: 1.2 ms of
+every 16, measured with layers of 24 MiB at 3.6 GB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """`into` is filled from `offset` on; with a digest the first `nbytes` must be what it names."""
+    """Fills `into` from `offset` on. With a digest, the first `nbytes` must have it."""
 
     offset: int
     into: memoryview
@@ -40,13 +40,13 @@ class Read:
 
 
 class ReadsUnderWay:
-    """Reads that are under way."""
+    """Reads that have begun."""
 
     def __init__(self, parts: Sequence[Future[None]]) -> None:
         self._parts = parts
 
     def wait(self) -> None:
-        """Until every byte is there. Raises StoreError also if the reader was closed before."""
+        """Wait for all bytes. Raises StoreError also if the reader was closed before."""
         try:
             for part in self._parts:
                 part.result()
@@ -55,21 +55,21 @@ class ReadsUnderWay:
 
 
 class DirectReader:
-    """One file, read by several threads at once. `close` ends what is under way."""
+    """One file, read by several threads at once. `close` ends all reads."""
 
     def __init__(self, path: Path, *, threads: int = DEFAULT_THREADS) -> None:
         """Raises StoreError if the file cannot be opened."""
         self._path = path
         self._mutex = threading.Lock()
         self.is_direct = True
-        """Whether the page cache is left out; else what was read is dropped from it."""
+        """Whether reads bypass the page cache; else they are dropped from it afterwards."""
         self.bytes_read = 0
-        """Since the reader was made, padding included."""
+        """Bytes read so far, with padding."""
         try:
             try:
                 self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
             except OSError as error:
-                if error.errno != errno.EINVAL:  # a file system in memory has no direct reads
+                if error.errno != errno.EINVAL:  # file systems in memory have no direct reads
                     raise
                 self.is_direct = False
                 self._file = os.open(path, os.O_RDONLY)
@@ -84,22 +84,21 @@ class DirectReader:
 
     @property
     def version(self) -> tuple[int, ...]:
-        """Another one after each write to the file; takes less than a microsecond."""
+        """A version that changes with each write to the file. Takes less than a microsecond."""
         status = os.fstat(self._file)
         return status.st_mtime_ns, status.st_ctime_ns, status.st_size
 
     def read(self, reads: Iterable[Read]) -> None:
-        """All of them, in parallel; returns when every byte is there. See `begin`."""
+        """Read all of these, in parallel, and wait for all bytes. See `begin`."""
         self.begin(reads).wait()
 
     def begin(self, reads: Iterable[Read]) -> ReadsUnderWay:
-        """Have all of them read, after those that were begun before; does not wait.
+        """Begin these reads after all earlier ones. Does not wait.
 
-        The threads go from the last pieces of one reading to the first of the next without a gap.
-        Addresses and sizes of `into` are multiples of DIRECT_BYTES; reads from other offsets, which
-        only small things have, go through the page cache. Waiting raises StoreCorruptError for
-        bytes that are not what their digest says, or a file that ends early; StoreError if the disk
-        fails.
+        Threads go on from the last pieces of one call to the first of the next without a gap.
+        Addresses and sizes of `into` are multiples of DIRECT_BYTES. Reads from other offsets, as of
+        small tensors, go through the page cache. Waiting raises StoreCorruptError for bytes without
+        their digest or a file that ends early, and StoreError if the disk fails.
         """
         return ReadsUnderWay([self._pool.submit(self._read_one, each) for each in reads])
 
@@ -117,11 +116,11 @@ class DirectReader:
                 count = os.preadv(file, [read.into[done:]], read.offset + done)
                 before, done = done, done + count
                 if done < read.nbytes and done % DIRECT_BYTES:
-                    done -= done % DIRECT_BYTES  # a direct read goes on at a whole block only
+                    done -= done % DIRECT_BYTES  # direct reads continue only at whole blocks
                 if done <= before:
                     raise StoreCorruptError(
-                        f"{self._path} ends before byte {read.offset + read.nbytes:,}; it is not "
-                        "the file that was written"
+                        f"{self._path} ends before byte {read.offset + read.nbytes:,}; the file "
+                        "was changed"
                     )
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Writing that is complete or an error, and survives a loss of power when it says so."""
+"""Writes that are complete or raise, some of them durable: they survive a loss of power."""
 
 import contextlib
 import errno
@@ -11,24 +11,24 @@ from edge.offload.errors import StoreError, StoreFullError
 
 @contextlib.contextmanager
 def disk_errors_as_store_errors(path: Path) -> Iterator[None]:
-    """Raises StoreFullError where the disk or a quota has no more room, StoreError where the disk
-    or the folder fails otherwise."""
+    """Raises StoreFullError for a full disk or quota, StoreError for other errors of the disk or
+    folder."""
     try:
         yield
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise StoreError(
-                f"{path} cannot be used: {error.strerror or error}; mend its permissions or its "
+                f"{path} cannot be used: {error.strerror or error}; repair its permissions or its "
                 "disk, or use another folder"
             ) from error
         raise StoreFullError(
-            f"the disk is full, {path} cannot grow; free some room and try again: what has arrived "
-            "is kept"
+            f"the disk is full and {path} cannot grow; free some room and try again, the bytes so "
+            "far are kept"
         ) from error
 
 
 def write_all(descriptor: int, content: memoryview, offset: int) -> None:
-    """Writes all of `content` at `offset` of the file."""
+    """Write all of `content` at `offset` of the file."""
     while content:
         count = os.pwrite(descriptor, content, offset)
         content = content[count:]
@@ -36,9 +36,9 @@ def write_all(descriptor: int, content: memoryview, offset: int) -> None:
 
 
 def write_durably(path: Path, content: bytes, *, mode: int | None = None) -> None:
-    """Write the file, or keep its old content; it survives a loss of power.
+    """Write the file durably, or keep its old content.
 
-    mode: permissions from the beginning; None: as the process's umask says. A killed process leaves
+    mode: permissions from the beginning; None: by the process's umask. A killed process leaves
     `<name>.partial`. Raises StoreError.
     """
     draft = path.with_name(f"{path.name}.partial")
@@ -57,17 +57,14 @@ def write_durably(path: Path, content: bytes, *, mode: int | None = None) -> Non
 
 
 def rename_durably(path: Path, target: Path) -> None:
-    """Give a file or folder another name in its folder, which survives a loss of power.
-
-    Raises StoreError.
-    """
+    """Rename a file or folder within its folder, durably. Raises StoreError."""
     with disk_errors_as_store_errors(target):
         path.rename(target)
         sync_folder(target.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames within `folder` survive a loss of power."""
+    """Make renames within `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""One GGUF file, read by position: see `gguf_header.py` for what is checked when it is opened.
+"""One GGUF file, read by position. `gguf_header.py` checks it when it is opened.
 
-`pread` rather than `mmap`, for the reasons of `safetensors_file.py`. Knows no model and no names.
+Uses `pread` and not `mmap`, for the reasons in `safetensors_file.py`. Knows no models and no names.
 """
 
 import hashlib
@@ -21,8 +21,7 @@ from edge.offload.files.positioned import EndedError, as_bytes, fill, fill_colum
 
 _FLOAT32 = np.dtype(np.float32)
 _CHUNK_WEIGHTS = 1 << 20
-"""Weights made into floats at once: what formulas need apart from the result stays in a core's
-cache."""
+"""Weights that are dequantized at once, so that temporary arrays stay in a core's cache."""
 
 
 class GgufFile(Closing):
@@ -59,7 +58,7 @@ class GgufFile(Closing):
         self.tensors: Mapping[str, GgufTensor] = header.tensors
 
     def type(self, name: str) -> BlockType:
-        """Raises StoreUnsupportedError for a type or a shape that is not read."""
+        """The type of a tensor. Raises StoreUnsupportedError for an unsupported type or shape."""
         tensor = self.tensors[name]
         if not tensor.type.is_read:
             raise StoreUnsupportedError(
@@ -74,11 +73,11 @@ class GgufFile(Closing):
         return tensor.type
 
     def blocks(self, name: str, rows: range, blocks: range) -> NDArray[np.uint8]:
-        """Raw blocks uint8 [rows, blocks, block_bytes]; a vector is a matrix of one row, and the
-        rows of stacked matrices are those of one after those of another.
+        """Raw blocks uint8 [rows, blocks, block_bytes]. A vector is a matrix of one row, and the
+        rows of stacked matrices follow each other.
 
-        `blocks` are counted within a row. Raises StoreUnsupportedError as `type`, StoreCorruptError
-        if the file shrank meanwhile; ValueError once it is closed.
+        blocks: counted within a row. Raises StoreUnsupportedError as `type`, StoreCorruptError if
+        the file has shrunk, ValueError after `close`.
         """
         kind, tensor = self.type(name), self.tensors[name]
         row_bytes = tensor.shape[-1] // kind.block_size * kind.block_bytes
@@ -117,14 +116,14 @@ class GgufFile(Closing):
         for row in range(rows.start, rows.stop, step):
             part = range(row, min(row + step, rows.stop))
             values = kind.dequantize(self.blocks(name, part, range(first, last)))
-            with np.errstate(over="ignore"):  # becomes infinite, which no weight may be
+            with np.errstate(over="ignore"):  # overflow gives infinity, which is refused later
                 result[part.start - rows.start : part.stop - rows.start] = values[
                     :, skip : skip + len(columns)
                 ]
         return result
 
     def close(self) -> None:
-        """Closing again does nothing."""
+        """Close the file. May be called again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -139,7 +138,7 @@ class GgufFile(Closing):
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as GGUF files do; False for what cannot be read."""
+    """Whether a file begins like a GGUF file; False if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

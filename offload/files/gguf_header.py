@@ -1,7 +1,7 @@
-"""The untrusted header of a GGUF file: its metadata and where its tensors lie.
+"""The untrusted header of a GGUF file: its metadata and the places of its tensors.
 
 Every count and length is compared with the rest of the file, and with a fixed limit, before memory
-is taken for it.
+is allocated for it.
 
 Layout: "GGUF", version (uint32), number of tensors and of metadata entries (uint64), the entries
 (key, type, value), then for each tensor its name, dimensions (the innermost first), type and
@@ -23,11 +23,11 @@ from edge.offload.files.gguf_types import BLOCK_TYPES, READ_TYPES, BlockType
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 64 << 20
-"""Vocabularies of 260,000 tokens with 515,000 merges take 20 MB."""
+"""Most bytes of a header. Vocabularies of 260,000 tokens with 515,000 merges take 20 MB."""
 MAX_STRINGS = 2 << 20
-"""In all arrays of one file together."""
+"""Most strings in all arrays of one file."""
 MAX_ARRAY = 1 << 20
-"""Values of one array."""
+"""Most values of one array."""
 _MAX_KEYS = 4096  # files have 20 to 60
 _MAX_TENSORS = 100_000
 _MAX_KEY_BYTES = 255
@@ -57,7 +57,7 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 
 class HeaderError(Exception):
-    """The fault of a header and its remedy: the rest of a sentence that names the file."""
+    """A fault of a header and its remedy, as the end of a sentence that names the file."""
 
     def __init__(self, cause: str, remedy: str = "download the file again") -> None:
         super().__init__(f"{cause}; {remedy}")
@@ -81,14 +81,14 @@ class GgufHeader:
 
 
 ReadAt = Callable[[int, int], bytes]
-"""read_at(offset, count): exactly these bytes, which the file has."""
+"""read_at(offset, count) gives exactly these bytes, which must be within the file."""
 
 
 def read_header(read_at: ReadAt, size: int) -> GgufHeader:
     """The header of a file of `size` bytes. Raises HeaderError."""
     cursor = _Cursor(read_at, size)
     if size < 4 or cursor.take(4) != MAGIC:
-        raise HeaderError("does not begin with GGUF, as every such file does")
+        raise HeaderError("does not begin with GGUF, as every GGUF file does")
     version = cursor.number("<I")
     if version not in (2, 3):
         if version in (2 << 24, 3 << 24):
@@ -105,7 +105,7 @@ def read_header(read_at: ReadAt, size: int) -> GgufHeader:
 
 
 class _Cursor:
-    """Goes through the header; what was read of the file grows with it."""
+    """Reads the header from its start, in growing parts of the file."""
 
     def __init__(self, read_at: ReadAt, size: int) -> None:
         self._read_at = read_at
@@ -114,10 +114,10 @@ class _Cursor:
         self._data = b""
         self.position = 0
         self.strings = 0
-        """In arrays so far."""
+        """Strings in arrays so far."""
 
     def check_count(self, count: int, least_bytes: int, most: int, what: str) -> None:
-        """Raises HeaderError where `count` things, each of some bytes, cannot be there."""
+        """Raises HeaderError if `count` items of at least `least_bytes` cannot be in the file."""
         if count > most:
             raise HeaderError(
                 f"announces {count:,} {what}, and {most:,} are the most that are read"
@@ -126,7 +126,7 @@ class _Cursor:
             raise HeaderError(f"announces {count:,} {what}, for which it is too short")
 
     def take(self, count: int) -> bytes:
-        """The next bytes. Raises HeaderError where the file or the limit ends before them."""
+        """The next bytes. Raises HeaderError beyond the end of the file or the limit."""
         begin, end = self.position, self.position + count
         if end > len(self._data):
             self._grow(end)
@@ -144,7 +144,7 @@ class _Cursor:
         return _decoded(self.take(length), what)
 
     def strings_of(self, count: int, what: str) -> tuple[str, ...]:
-        """A vocabulary has hundreds of thousands: so the loop is bare."""
+        """The next strings. Inlines its loop, because vocabularies have hundreds of thousands."""
         self.strings += count
         if self.strings > MAX_STRINGS:
             raise HeaderError(f"has more than {MAX_STRINGS:,} strings")
@@ -202,7 +202,7 @@ def _read_value(cursor: _Cursor, kind: int, key: str) -> Value:
 def _read_array(cursor: _Cursor, key: str) -> Value:
     kind, count = cursor.number("<I"), cursor.number("<Q")
     if kind == _ARRAY:
-        remedy = "fetch the model from somebody else"
+        remedy = "fetch the model from another publisher"
         raise HeaderError(f"has nested arrays as {shown(key)}, which Edge cannot read", remedy)
     least_bytes = 8 if kind == _STRING else _number_bytes(kind, key)
     cursor.check_count(count, least_bytes, MAX_ARRAY, f"values of {shown(key)}")
@@ -278,7 +278,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gguf
 
 
 def _check_places(tensors: Mapping[str, GgufTensor], size: int) -> None:
-    """Each within the file, and none in another."""
+    """Raises HeaderError unless all tensors are within the file and do not overlap."""
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda each: (each[1].begin, each[1].end)):
         if tensor.begin < end:

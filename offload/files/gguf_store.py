@@ -1,4 +1,4 @@
-"""Tensors of a model in GGUF: one file, or the parts that it was split into."""
+"""Tensors of a model in GGUF: one file, or the parts into which it was split."""
 
 import hashlib
 import math
@@ -18,13 +18,13 @@ from edge.offload.files.gguf_types import BlockType
 from edge.offload.files.weight_store import MAX_FILES, checked_runs, own_file
 
 _READING_VERSION = b"1"
-"""Part of fingerprints: raise it when the same file is read as other numbers."""
+"""Part of fingerprints. Raise it when the same file gives other numbers."""
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
 
 
 def open_gguf(path: Path) -> list[GgufFile]:
-    """The file, or all parts of the split file that it is one of, in order: the first has all
-    metadata. Raises StoreMissingError, naming a part that is absent, and StoreCorruptError.
+    """The file, or all parts of its split file in order; the first part has all metadata. Raises
+    StoreMissingError, which names a missing part, and StoreCorruptError.
     """
     files: list[GgufFile] = []
     try:
@@ -62,14 +62,13 @@ def open_gguf(path: Path) -> list[GgufFile]:
 
 
 def first_part(path: Path) -> Path:
-    """The first part of the split file that this is one of, by its name; else the file itself."""
+    """The first part of the split file to which this part belongs by its name; else the file."""
     found = _PART.fullmatch(path.name)
     return path.with_name(f"{found[1]}-00001-of-{found[3]}{found[4]}") if found else path
 
 
 def all_parts(path: Path) -> list[Path]:
-    """All parts that there should be of the split file whose first part this is by its name; else
-    the file itself."""
+    """All parts of the split file of which this is the first part, by its name; else the file."""
     found = _PART.fullmatch(path.name)
     return _part_names(path, int(found[3])) if found else [path]
 
@@ -77,10 +76,10 @@ def all_parts(path: Path) -> list[Path]:
 class GgufStore(Closing):
     """A WeightStore over open files, which it closes.
 
-    Tensors of numbers have their own type, those of blocks are read as float32, or as float16 where
-    they are named in `as_float16`. `interleaved`: by tensor, the head size of rows that lie as
-    llama.cpp turns them, with the two halves of each head row by row in turn; they are read in the
-    order of a Hugging Face checkpoint. ValueError where rows are no whole heads.
+    Tensors of plain numbers keep their type. Tensors of blocks are read as float32, or as float16
+    if `as_float16` names them. interleaved: head sizes, by tensor, of rows in llama.cpp's order,
+    which alternates rows of the two halves of each head. They are read in the order of a Hugging
+    Face checkpoint. Raises ValueError if rows are not whole heads.
     """
 
     def __init__(
@@ -111,11 +110,11 @@ class GgufStore(Closing):
             digest.update(file.header_digest)
         digest.update(repr((sorted(self._interleaved.items()), sorted(as_float16))).encode())
         self.fingerprint = digest.hexdigest()[:32]
-        """From names, sizes, times of change and headers of the files, and how they are read."""
+        """Hash of the files' names, sizes, times of change, headers, and of how they are read."""
 
     @property
     def files(self) -> tuple[GgufFile, ...]:
-        """In order: the first has all metadata."""
+        """The files in order; the first has all metadata."""
         return self._files
 
     def names(self) -> tuple[str, ...]:
@@ -156,13 +155,13 @@ class GgufStore(Closing):
         return self._in_order(name, values, covering, runs[0])
 
     def block_type(self, name: str) -> BlockType:
-        """Raises StoreMissingError, and StoreUnsupportedError for a type that is not read."""
+        """The type of a tensor. Raises StoreMissingError, StoreUnsupportedError."""
         return self._file(name).type(name)
 
     def blocks(self, name: str, rows: range, blocks: range) -> NDArray[np.uint8]:
-        """Raw blocks of a matrix, uint8 [rows, blocks, bytes of a block], rows in order as `read`.
+        """Raw blocks of a matrix, uint8 [rows, blocks, bytes of a block], in `read`'s row order.
 
-        Of stacked matrices rows are counted through all. Raises like `read`.
+        Rows of stacked matrices are numbered across all of them. Raises like `read`.
         """
         shape, size = self.shape(name), self.block_type(name).block_size
         height = math.prod(shape[:-1])
@@ -176,14 +175,14 @@ class GgufStore(Closing):
             file.close()
 
     def _covering(self, name: str, rows: range) -> range:
-        """The rows of the file among which these are: those of whole heads."""
+        """The rows of whole heads in the file that contain these rows."""
         size = self._interleaved.get(name, 1)
         return range(rows.start // size * size, -(-rows.stop // size) * size)
 
     def _in_order(
         self, name: str, values: NDArray[Any], covering: range, rows: range
     ) -> NDArray[Any]:
-        """`rows` out of the values [covering, …], as a new array unless these are they."""
+        """`rows` of the values [covering, …], as a new array unless both are equal."""
         size = self._interleaved.get(name)
         if size is None:
             return values

@@ -1,8 +1,8 @@
 """Types of GGUF tensors: blocks of codes with scales, and their dequantization.
 
 The table `BLOCK_TYPES` has the facts of each type. Its formulas are pure: bytes in, codes and their
-scales out. The layouts are those of ggml (`block_q4_0` and so on in its ggml-common.h); a
-"super-block" of 256 weights has scales of its own for runs of 16 or 32 of them.
+scales out. The layouts are those of ggml (`block_q4_0` and so on in its ggml-common.h). A
+"super-block" of 256 weights has scales for runs of 16 or 32 of them.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ Floats = NDArray[np.float32]
 class Codes:
     """Weights as whole numbers in runs that share a scale.
 
-    values: int8 [..., runs, run]. scales: float32 [..., runs]. offsets: as scales, or None; what is
+    values: int8 [..., runs, run]. scales: float32 [..., runs]. offsets: shaped as scales, or None;
     added to each weight of a run.
     """
 
@@ -30,7 +30,7 @@ class Codes:
     offsets: Floats | None = None
 
     def floats(self) -> Floats:
-        """[..., runs × run]."""
+        """The weights [..., runs × run]."""
         weights = self.values.astype(np.float32) * self.scales[..., None]
         if self.offsets is not None:
             weights += self.offsets[..., None]
@@ -41,10 +41,9 @@ class Codes:
 class CodeType:
     """The codes of a type.
 
-    codes: bytes [..., blocks, block_bytes] to Codes [..., blocks, runs, run]. bits: signed numbers
-    of this many bits hold the values, once `shift` is added: where there are offsets, so that 0 is
-    in the middle, as products round their inputs and lose the less the smaller the codes are. run:
-    weights with one scale.
+    codes: bytes [..., blocks, block_bytes] to Codes [..., blocks, runs, run]. bits: size of signed
+    numbers that hold the values plus `shift`. With offsets, the shift centres values on 0, because
+    products round their inputs, and lose less with smaller codes. run: weights with one scale.
     """
 
     codes: Callable[[Bytes], Codes]
@@ -58,8 +57,8 @@ class CodeType:
 class BlockType:
     """One type of tensor.
 
-    name: as ggml writes it. block_size: weights of a block. block_bytes: bytes of a block. coded:
-    None for plain floats, and for a type that is not read here. dtype: that of plain floats.
+    name: ggml's. block_size: weights of a block. block_bytes: bytes of a block. coded: None for
+    plain floats and unsupported types. dtype: of plain floats.
     """
 
     name: str
@@ -73,9 +72,10 @@ class BlockType:
         return self.coded is not None or self.dtype is not None
 
     def codes(self, blocks: Bytes) -> Codes:
-        """Bytes [rows, blocks, block_bytes] as the codes [rows, runs, run]. ValueError for others.
+        """Bytes [rows, blocks, block_bytes] as codes [rows, runs, run]. Raises ValueError for
+        unsupported types.
 
-        Scales may be no numbers where the bytes are none that a quantiser wrote.
+        Scales may be NaN for bytes that no quantiser wrote.
         """
         if self.coded is None:
             raise ValueError(f"blocks of type {self.name} are not read")
@@ -90,10 +90,10 @@ class BlockType:
         )
 
     def dequantize(self, blocks: Bytes) -> Floats:
-        """Bytes [..., blocks, block_bytes] as the weights [..., blocks × block_size].
+        """Bytes [..., blocks, block_bytes] as weights [..., blocks × block_size].
 
-        Every value is the float32 that ggml's own reference computes. Scales that are no numbers
-        make weights that are none. ValueError for a type that is not read.
+        Every value is the float32 of ggml's reference. Scales that are NaN give weights that are
+        NaN. Raises ValueError for unsupported types.
         """
         if self.dtype is not None:
             values: Floats = np.ascontiguousarray(blocks).view(self.dtype).astype(np.float32)
@@ -112,12 +112,12 @@ def _half(blocks: Bytes, at: int) -> Floats:
 
 
 def _halves_of_bytes(codes: Bytes) -> Bytes:
-    """[..., n] to [..., 2n]: the low four bits of all, then the high four."""
+    """[..., n] to [..., 2n]: first the low four bits of all bytes, then the high four."""
     return np.concatenate([codes & 15, codes >> 4], axis=-1)
 
 
 def _fields(codes: Bytes, runs: int, shifts: tuple[int, ...], mask: int) -> Bytes:
-    """[..., n] to [..., runs × shifts, n / runs]: of each run of bytes the bits at each shift."""
+    """[..., n] to [..., runs × shifts, n / runs]: the bits at each shift of each run of bytes."""
     cut = codes.reshape(*codes.shape[:-1], runs, 1, -1)
     by = np.array(shifts, np.uint8).reshape(-1, 1)
     shape = (*codes.shape[:-1], runs * len(shifts), codes.shape[-1] // runs)
@@ -126,7 +126,7 @@ def _fields(codes: Bytes, runs: int, shifts: tuple[int, ...], mask: int) -> Byte
 
 
 def _flat(values: NDArray[Any]) -> NDArray[Any]:
-    """The last two axes as one."""
+    """Join the last two axes."""
     return values.reshape(*values.shape[:-2], -1)
 
 
@@ -184,13 +184,13 @@ def _q3_k(blocks: Bytes) -> Codes:
     low = _halves_of_bytes(packed[..., 0:8])
     high = _flat(_fields(packed[..., 8:12], 1, _TWO_BITS, 3))
     steps = (low | high << 4).astype(np.float32) - 32
-    is_absent = _fields(mask, 1, tuple(range(8)), 1) ^ 1  # a set bit means: nothing taken off
+    is_absent = _fields(mask, 1, tuple(range(8)), 1) ^ 1  # a set bit subtracts nothing
     values = _fields(codes, 2, _TWO_BITS, 3).astype(np.int8) - (is_absent << 2).astype(np.int8)
     return Codes(values=_runs_of_16(values), scales=_half(blocks, 108) * steps)
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
-    """12 bytes to 8 scales and 8 minima of 6 bits each; the last four are in two pieces."""
+    """12 bytes to 8 scales and 8 minima of 6 bits each; the last four of each are in two pieces."""
     first, second, third = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = np.concatenate([first & 63, third & 15 | (first >> 2) & 48], axis=-1)
     minima = np.concatenate([second & 63, third >> 4 | (second >> 2) & 48], axis=-1)
@@ -224,7 +224,7 @@ def _q6_k(blocks: Bytes) -> Codes:
 IQ4_VALUES = np.array(
     (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8
 )
-"""Weights of the codes of IQ4_NL and IQ4_XS, over the scale."""
+"""Weights, divided by the scale, of the codes of IQ4_NL and IQ4_XS."""
 
 
 def _iq4_nl(blocks: Bytes) -> Codes:
@@ -241,11 +241,11 @@ def _iq4_xs(blocks: Bytes) -> Codes:
 
 
 MXFP4_VALUES = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
-"""Twice the weights of MXFP4 codes: whole numbers."""
+"""Twice the weights of MXFP4 codes, which are whole numbers."""
 
 
 _MXFP4_SCALES = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
-"""Half of 2^(e - 127): the values are doubled."""
+"""Half of 2^(e - 127), because the values are doubled."""
 
 
 def _mxfp4(blocks: Bytes) -> Codes:
@@ -311,7 +311,7 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     39: _type("MXFP4", 32, 17, _mxfp4),
     40: _type("NVFP4", 64, 36),
 }
-"""By ggml's number. Those that are not read are known by their sizes only."""
+"""Types by ggml's number. Unsupported types have only sizes."""
 
 READ_TYPES = tuple(each.name for each in BLOCK_TYPES.values() if each.is_read)
 """Names of the types whose weights are read."""

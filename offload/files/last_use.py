@@ -1,4 +1,4 @@
-"""When a file was last used: its time of modification, which any process can read."""
+"""The time of a file's last use, stored as its time of modification."""
 
 import os
 import time
@@ -6,10 +6,10 @@ from pathlib import Path
 
 
 def mark_used(file: int | Path) -> None:
-    """The file was used now. Its descriptor, or its path.
+    """Set the last use of a file, by descriptor or path, to now.
 
-    The kernel's own clock for files stands still for milliseconds: uses that follow one another
-    would be one moment, and the order among them lost.
+    The kernel's own clock for files advances only every few milliseconds, and would lose the order
+    of uses in quick succession.
     """
     now_ns = time.time_ns()
     os.utime(file, ns=(now_ns, now_ns))

@@ -1,7 +1,7 @@
-"""The description of one file of weights: what lies where, in pieces named by their hash.
+"""The manifest of one file of weights: its tensors, and their pieces named by hash.
 
-Pure: from arrays to a description, and from untrusted text back to one. A description has exactly
-one layout, so two builders of the same tensors agree on every byte.
+Pure: makes manifests from arrays, and reads them from untrusted text. The layout follows from the
+tensors, so two builders of the same tensors agree on every byte.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from edge.offload.errors import StoreCorruptError
 from edge.offload.files.bounded_json import parse_json, read_file
 
-# Large enough that a round trip per piece costs little, small enough that a lost link wastes little
-# and that a buffer per piece is nothing on a small device.
+# Large enough that a round trip per piece costs little, and small enough that a lost link wastes
+# little and a buffer per piece fits on a small device.
 PIECE_BYTES = 4 * 1024 * 1024
 # A memory page: tensors of this alignment can be mapped, and read with O_DIRECT.
 _PAGE_BYTES = 4096
@@ -36,8 +36,8 @@ _MAX_VALUES = 2_000_000  # 2^18 pieces, and some more for the tensors that they 
 _MAX_NAME_LENGTH = 1000
 _MAX_AXES = 8
 _MAX_VALUES = 16 * MAX_TENSORS
-"""In its JSON: name, type, place, lists, axes and pieces of each tensor. Counted before it is read,
-because 64 MiB of empty lists would become 1.8 GB."""
+"""Most values of its JSON: name, type, place, lists, axes and pieces of each tensor. Counted before
+parsing, because 64 MiB of empty lists would become 1.8 GB."""
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     np.dtype(kind).name: np.dtype(kind)
@@ -53,7 +53,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPiece:
-    """A run of a tensor's bytes; equal bytes are the same piece wherever they lie."""
+    """A run of a tensor's bytes. Equal bytes are the same piece, in any place."""
 
     digest: str
     nbytes: int
@@ -83,7 +83,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Names the content: equal for equal tensors under equal names in equal order."""
+        """Hash of the content, equal for equal tensors with equal names in equal order."""
         return piece_digest(self.to_json().encode())
 
     def placements(self) -> Iterator[tuple[int, TensorPiece]]:
@@ -95,7 +95,7 @@ class Manifest:
                 offset += piece.nbytes
 
     def to_json(self) -> str:
-        """The one text that stands for this manifest; `from_json` reads it."""
+        """The canonical text of this manifest, for `from_json`."""
         tensors = [
             [
                 tensor.name,
@@ -111,7 +111,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> "Manifest":
-        """From a file of a cache. Raises OSError, and StoreCorruptError as `from_json` does."""
+        """Read from a file of a cache. Raises OSError, and StoreCorruptError as `from_json`."""
         try:
             return cls.from_json(read_file(path, MAX_JSON_BYTES))
         except ValueError as error:
@@ -119,7 +119,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
-        """Reads text from anywhere; StoreCorruptError unless it describes one file."""
+        """Read untrusted text. Raises StoreCorruptError unless it describes one file."""
         if len(text) > MAX_JSON_BYTES:
             raise _refuse(f"{len(text):,} bytes are more than a manifest has")
         if _num_values(text) > _MAX_VALUES:
@@ -142,16 +142,16 @@ class Manifest:
 
 
 class ManifestBuilder:
-    """Describes tensors one by one; keeps none of their bytes."""
+    """Builds a manifest tensor by tensor. Keeps none of their bytes."""
 
     def __init__(self) -> None:
         self._layout = _Layout()
 
     def add(self, name: str, content: NDArray[Any] | bytes) -> TensorEntry:
-        """Appends a tensor (bytes count as uint8) and hashes it.
+        """Append a tensor (bytes count as uint8) and hash it.
 
-        Raises ValueError for a name that is taken, empty or too long, a type without a name here,
-        or more tensors or bytes than a manifest may have.
+        Raises ValueError for a name that is taken, empty or too long, an unsupported type, or more
+        tensors or bytes than a manifest may have.
         """
         array = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -171,23 +171,20 @@ class ManifestBuilder:
 
 
 def piece_digest(content: bytes | bytearray | memoryview) -> str:
-    """SHA-256 in hex: 1.8 GB/s on a core with SHA instructions, where BLAKE2b does 0.94.
+    """SHA-256 in hex: 1.8 GB/s on a core with SHA instructions, against 0.94 of BLAKE2b.
 
-    Without them it is half as fast as BLAKE2b, which is still above any home network.
+    Without these instructions it has half the rate of BLAKE2b, still above any home network.
     """
     return hashlib.sha256(content).hexdigest()
 
 
 def is_digest(text: object) -> bool:
-    """Whether `text` looks like a digest; nothing else becomes a file name."""
+    """Whether `text` has the form of a digest. Only digests become file names."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def texts_in(path: Path) -> list[str]:
-    """What stands between quotes in a cache's file, digests too, and more; none of it is checked.
-
-    Nothing where the file cannot be read.
-    """
+    """All quoted texts of a cache's file, digests among them, unchecked; empty if unreadable."""
     try:
         return read_file(path, MAX_JSON_BYTES).decode(errors="replace").split('"')
     except (OSError, ValueError):
@@ -202,7 +199,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 class _Layout:
-    """Tensors checked one after the other: the rules that builder and reader share."""
+    """Checks tensors one after the other, by the rules that builder and reader share."""
 
     def __init__(self) -> None:
         self.tensors: list[TensorEntry] = []
@@ -211,7 +208,7 @@ class _Layout:
         self._sizes: dict[str, int] = {}
 
     def append(self, entry: object) -> TensorEntry:
-        """`entry` is [name, dtype, shape, offset, digests], from anywhere."""
+        """Check and append an untrusted `entry`: [name, dtype, shape, offset, digests]."""
         if not isinstance(entry, list) or len(entry) != 5:
             raise _refuse("it holds an entry that is not a tensor")
         name, dtype, shape, offset, digests = entry
@@ -253,7 +250,7 @@ class _Layout:
 
 
 def _num_values(text: str | bytes) -> int:
-    """The most that JSON can hold: each but the first of a list or an object follows a comma."""
+    """An upper bound of the values in JSON: all but one follow a comma or an opening bracket."""
     signs = ("[", "{", ",")
     return sum(text.count(s) if isinstance(text, str) else text.count(s.encode()) for s in signs)
 

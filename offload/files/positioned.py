@@ -1,4 +1,4 @@
-"""Reading parts of an open file by their position: exactly the bytes that are asked for."""
+"""Reads parts of an open file by position, exactly the requested bytes."""
 
 import os
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Skipping less than this costs more than reading through it: a disk needs about 100 µs for a
-# separate read, in which it could have streamed as much.
+# Gaps smaller than this are read through, because a separate read takes a disk about 100 µs, in
+# which it could read as many bytes.
 _READ_THROUGH_BYTES = 64 * 1024
 _SCRATCH_BYTES = 4 * 1024 * 1024
 # Linux moves at most 0x7ffff000 bytes per call.
@@ -15,7 +15,7 @@ _MAX_CALL_BYTES = 1 << 30
 
 
 class EndedError(Exception):
-    """The file ended before the bytes that were asked for; `offset` says where."""
+    """The file ended at `offset`, before the requested bytes."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(f"it ended at byte {offset:,} while it was being read")
@@ -23,7 +23,7 @@ class EndedError(Exception):
 
 
 def fill(descriptor: int, target: NDArray[np.uint8], offset: int) -> None:
-    """Reads exactly len(target) bytes from `offset` on. Raises EndedError."""
+    """Read exactly len(target) bytes from `offset` on. Raises EndedError."""
     view = target.data
     while view:
         count = os.preadv(descriptor, [view[:_MAX_CALL_BYTES]], offset)
@@ -36,10 +36,8 @@ def fill(descriptor: int, target: NDArray[np.uint8], offset: int) -> None:
 def fill_columns(
     descriptor: int, result: NDArray[np.uint8], begin: int, *, row_bytes: int, skip: int
 ) -> None:
-    """Into result [rows, bytes] from rows of `row_bytes`, the first at `begin`: those after `skip`.
-
-    Raises EndedError.
-    """
+    """Fill result [rows, bytes] from rows of `row_bytes`, the first at `begin`, without the first
+    `skip` bytes of each. Raises EndedError."""
     num_rows, part_bytes = result.shape
     if part_bytes == row_bytes:
         fill(descriptor, result.reshape(-1), begin)

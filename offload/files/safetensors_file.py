@@ -1,6 +1,6 @@
 """One safetensors file, read by position.
 
-`pread` rather than `mmap`: a file that is cut short while it is open is an error here, not a
+Uses `pread` and not `mmap`: a file that is truncated while it is open raises an error and not
 SIGBUS, and pages that were read do not count as this process's memory.
 """
 
@@ -24,8 +24,8 @@ from edge.offload.files.bounded_json import collector_paused, open_at_once, pars
 from edge.offload.files.closing import Closing
 from edge.offload.files.positioned import EndedError, as_bytes, fill, fill_columns
 
-# 140,000 tensors, as checkpoints of a trillion weights have them (61 layers of 384 experts), are
-# described by 20 MiB. The format allows 100 MB, which take 15 s and 2.5 GB to read.
+# 140,000 tensors (a checkpoint of a trillion weights: 61 layers of 384 experts) need 20 MiB. The
+# format allows 100 MB, which take 15 s and 2.5 GB to read.
 MAX_HEADER_BYTES = 32 << 20
 _MAX_AXES = 32
 _MAX_SIZE = 1 << 48
@@ -53,7 +53,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlace:
-    """dtype is the format's own name; begin and end are bytes from the start of the file."""
+    """A tensor's place: dtype in the format's name, begin and end in bytes of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class TensorPlace:
 class SafetensorsFile(Closing):
     """An open file whose header was checked against its size.
 
-    Raises StoreMissingError or StoreCorruptError. Tensors of a type numpy cannot hold are listed;
+    Raises StoreMissingError or StoreCorruptError. Tensors of a type that numpy lacks are listed;
     only `dtype` and `read` refuse them.
     """
 
@@ -98,7 +98,7 @@ class SafetensorsFile(Closing):
             raise
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """Raises StoreUnsupportedError for a type numpy cannot hold."""
+        """The type of a tensor. Raises StoreUnsupportedError for a type that numpy lacks."""
         code = self.tensors[name].dtype
         if code not in DTYPES:
             raise StoreUnsupportedError(
@@ -108,7 +108,7 @@ class SafetensorsFile(Closing):
         return DTYPES[code]
 
     def read(self, name: str, runs: Sequence[range]) -> NDArray[Any]:
-        """The runs along the leading axes (each within the shape), as a new array."""
+        """A slice by runs along the leading axes (each within the shape), as a new array."""
         place, dtype = self.tensors[name], self.dtype(name)
         kept = tuple(map(len, runs)) + place.shape[len(runs) :]
         result = np.empty(kept, dtype)
@@ -137,14 +137,14 @@ class SafetensorsFile(Closing):
         self._file.close()
 
     def _fill(self, target: NDArray[np.uint8], offset: int) -> None:
-        """Reads exactly len(target) bytes from `offset` on."""
+        """Read exactly len(target) bytes from `offset` on."""
         try:
             fill(self._file.fileno(), target, offset)
         except EndedError as error:
             raise _corrupt(self.path, str(error)) from error
 
     def _read_header(self) -> tuple[bytes, int]:
-        """The header's bytes and where the data begins."""
+        """The header's bytes, and the offset of the data."""
         if self.size < 8:
             raise _corrupt(self.path, f"it has only {self.size} bytes")
         length = int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little")
@@ -187,7 +187,7 @@ class SafetensorsFile(Closing):
         return TensorPlace(dtype=dtype, shape=tuple(shape), begin=begin, end=begin + nbytes)
 
     def _check_places(self, data_begin: int) -> None:
-        """Every byte of the data belongs to one tensor: the format's own rule."""
+        """Check that each byte of the data belongs to one tensor, as the format requires."""
         end = data_begin
         for name, place in sorted(
             self.tensors.items(), key=lambda each: (each[1].begin, each[1].end)
@@ -202,7 +202,7 @@ class SafetensorsFile(Closing):
 
 
 def loads(text: bytes, path: Path) -> Any:
-    """The JSON in `text`; StoreCorruptError naming `path` if it is none."""
+    """The JSON in `text`. Raises StoreCorruptError, with `path`, if it is invalid."""
     try:
         return parse_json(text)
     except ValueError as error:
@@ -210,7 +210,7 @@ def loads(text: bytes, path: Path) -> Any:
 
 
 def is_unicode(text: str) -> bool:
-    """Without halves of characters, which JSON can write and no other text holds."""
+    """Whether a text has no halves of UTF-16 pairs, which only JSON can express."""
     return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
 
 

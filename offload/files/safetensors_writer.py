@@ -15,11 +15,11 @@ from edge.offload.files.safetensors_file import DTYPES
 
 
 class SafetensorsWriter:
-    """A file of tensors of known shapes and types; a context manager.
+    """Writes a file of tensors of known shapes and types; a context manager.
 
-    Leaving the context makes the file durable and gives it its name; after an error nothing is
-    left. A killed process leaves `<name>.partial`, which is never read. Raises StoreFullError on
-    entering if the disk has not the room.
+    Leaving the context makes the file durable and gives it its name; after an error it is removed.
+    A killed process leaves `<name>.partial`, which is never read. Raises StoreFullError on entering
+    if the disk lacks room.
     """
 
     def __init__(
@@ -29,9 +29,9 @@ class SafetensorsWriter:
         *,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """`tensors`: {name: (type as the format calls it, shape of one axis or more)}.
+        """tensors: {name: (type in the format's name, shape of one axis or more)}.
 
-        metadata: what else the header says; some libraries want {"format": "pt"} there.
+        metadata: of the header; some libraries require {"format": "pt"}.
         """
         self._path = path
         self._partial = path.with_name(f"{path.name}.partial")
@@ -50,7 +50,7 @@ class SafetensorsWriter:
             }
             end += nbytes
         text = json.dumps(header, separators=(",", ":")).encode()
-        # Spaces are how the format pads; data on a cache line is copied fastest.
+        # The format pads with spaces. Data aligned to a cache line is copied fastest.
         text += b" " * (-(8 + len(text)) % 64)
         self._head = len(text).to_bytes(8, "little") + text
         self._begin = {name: len(self._head) + offset for name, offset in offsets.items()}
@@ -83,7 +83,7 @@ class SafetensorsWriter:
         sync_folder(self._path.parent)
 
     def write_rows(self, name: str, first_row: int, rows: NDArray[Any]) -> None:
-        """Writes `rows` as rows first_row … of the tensor. StoreFullError if the disk is full."""
+        """Write `rows` from row `first_row` of the tensor on. Raises StoreFullError."""
         content = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         offset = self._begin[name] + first_row * self._row_bytes[name]
         with disk_errors_as_store_errors(self._partial):

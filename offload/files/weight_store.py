@@ -1,6 +1,6 @@
 """Tensors by name, read in slices, from safetensors files or from memory.
 
-Knows files and their headers; knows nothing of models or plans.
+Knows files and their headers, but no models or plans.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from edge.offload.files.safetensors_file import (
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Of one checkpoint; the largest published ones have 300 files, or 140,000 tensors. All stay open.
+# Most files of a checkpoint, which all stay open. The largest published ones have 300.
 MAX_FILES = 500
 MAX_TENSORS = 250_000
 _MAX_NAME_LENGTH = 255
@@ -36,18 +36,18 @@ class WeightStore(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digits that change when the content does; found without reading the content."""
+        """Hex digits that change with the content. Computed without reading the content."""
 
     def names(self) -> tuple[str, ...]:
-        """Every tensor, sorted."""
+        """Names of all tensors, sorted."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Raises StoreMissingError for an unknown name."""
+        """The shape of a tensor. Raises StoreMissingError for an unknown name."""
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        """The stored type, ml_dtypes' bfloat16 and float8 among them.
+        """The stored type, which may be ml_dtypes' bfloat16 or float8.
 
-        Raises StoreMissingError; StoreUnsupportedError for a type numpy cannot hold.
+        Raises StoreMissingError, and StoreUnsupportedError for a type that numpy lacks.
         """
 
     def where(self, name: str) -> str:
@@ -58,18 +58,18 @@ class WeightStore(Protocol):
     ) -> NDArray[Any]:
         """A new, writable, C-contiguous copy in the stored type.
 
-        rows is a run along axis 0, columns along axis 1; None is everything. Reads little more
-        than the bytes of the slice. Raises StoreMissingError and StoreUnsupportedError like
-        `dtype`, StoreCorruptError if the file shrank meanwhile, ValueError for a run that is not
-        within the tensor or for a closed store.
+        rows: a run along axis 0; columns: along axis 1; None: all. Reads little more than the bytes
+        of the slice. Raises StoreMissingError and StoreUnsupportedError like `dtype`,
+        StoreCorruptError if the file has shrunk, ValueError for a run outside the tensor or a
+        closed store.
         """
 
     def close(self) -> None:
-        """Lets go of the files; reading afterwards is an error, closing again is not."""
+        """Close the files. May be called again; later reads raise ValueError."""
 
 
 class MemoryStore:
-    """A WeightStore over arrays; they are not copied, so do not change them."""
+    """A WeightStore over arrays, which are not copied and must not change."""
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         self._tensors = {name: tensors[name] for name in sorted(tensors)}
@@ -79,7 +79,7 @@ class MemoryStore:
             digest.update(f"{name}\0{array.dtype.name}\0{array.shape}\0".encode())
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         self.fingerprint = digest.hexdigest()[:32]
-        """The hash of everything: this content is at hand."""
+        """Hash of all content, which is in memory."""
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
@@ -133,7 +133,7 @@ class SafetensorsStore(Closing):
             digest.update(f"{file.path.name}\0{file.size}\0{file.mtime_ns}\0".encode())
             digest.update(file.header_digest)
         self.fingerprint = digest.hexdigest()[:32]
-        """From the names, sizes, times of change and headers of the files."""
+        """Hash of the files' names, sizes, times of change and headers."""
 
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._places))
@@ -154,8 +154,7 @@ class SafetensorsStore(Closing):
         return str(self._file(name).path)
 
     def place(self, name: str) -> TensorPlace:
-        """What the header says of a tensor, also of a type that is not read. Raises
-        StoreMissingError."""
+        """The header's entry of a tensor, also of an unsupported type. Raises StoreMissingError."""
         return self._file(name).tensors[name]
 
     @property
@@ -214,7 +213,7 @@ class SafetensorsStore(Closing):
                     "rest of the checkpoint"
                 )
             files[name] = self._add(own_file(index.parent / name))
-        # Headers say which file holds a tensor. An index may be older than its files.
+        # Headers and not the index locate tensors, because an index may be outdated.
         self._places = {tensor: file for file in self._files for tensor in file.tensors}
         for tensor, name in weight_map.items():
             if tensor in files[name].tensors:
@@ -224,7 +223,7 @@ class SafetensorsStore(Closing):
 def checked_runs(
     shape: tuple[int, ...], rows: range | None, columns: range | None
 ) -> tuple[range, ...]:
-    """The asked-for runs of the leading axes; ValueError for one the tensor does not have."""
+    """The requested runs of the leading axes. Raises ValueError for a run outside the tensor."""
     asked = [rows, columns]
     while asked and asked[-1] is None:
         asked.pop()
@@ -240,13 +239,14 @@ def checked_runs(
 
 
 def own_file(path: Path) -> Path:
-    """`path`, unless it is a link to elsewhere. A Hugging Face cache links to its own blobs."""
+    """`path`. Raises StoreCorruptError for a link to elsewhere, except to blobs of a Hugging Face
+    cache."""
     if path.is_symlink():
         target = path.resolve()
         blobs = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
         if not blobs and not target.is_relative_to(path.parent.resolve()):
             raise StoreCorruptError(
-                f"{path} is a link to {target}, which is not the checkpoint's; put the file itself "
+                f"{path} is a link to {target}, outside of the checkpoint; put the file itself "
                 "into the folder"
             )
     return path
@@ -258,7 +258,7 @@ def indexed_files(index: Path) -> list[str]:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    """The index's map from tensor to file name; every name is that of a file in its folder."""
+    """The index's map from tensor to file name. Each is checked to be a file in its folder."""
     try:
         text = read_file(index, MAX_HEADER_BYTES)
     except (OSError, ValueError) as error:

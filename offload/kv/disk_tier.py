@@ -1,9 +1,9 @@
 """Keys and values on disk: one file for each request, with a fixed place for every token.
 
-They reveal prompts, so they are encrypted by AES-256 in counter mode, with a key of the file that
-only this process knows. The place of a byte is its counter: tokens may be appended, and a run read
-at once. A place is written once; a repeated write after a failure writes the same bytes, since keys
-and values follow from the tokens.
+They reveal prompts, so they are encrypted by AES-256 in counter mode, with a key for each file that
+only this process knows. The offset of a byte is its counter, so tokens can be appended, and runs
+read at once. Each place is written once. A repeated write after a failure writes the same bytes,
+because keys and values follow from the tokens.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Result = TypeVar("Result")
 _BLOCK_BYTES = 4096
 
 _PART_BYTES = 256 << 10
-"""Encrypted at once, in room of its own: as little as is no slower."""
+"""Bytes encrypted at once in a buffer: the smallest size without loss of speed."""
 _KEY_BYTES = 32
 _CIPHER_BYTES = 16
 
 
 class DiskKVTier:
-    """Unnamed files under `folder`, which vanish when this process ends.
+    """A tier of unnamed files under `folder`, which vanish when this process ends.
 
-    They are written and read in runs of tokens, one for each layer and head. The limit counts bytes
-    of keys and values; a file system takes a little more.
+    Files are written and read in runs of tokens, one for each layer and head. The limit counts
+    bytes of keys and values; a file system takes a little more.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class DiskKVTier:
         on_change: Callable[[int], None] = lambda _num_bytes: None,
         on_full: Callable[[int], bool] = lambda _num_bytes: False,
     ) -> None:
-        """`on_change` is told the bytes that are about to be written, or are free again (< 0).
+        """on_change: called with bytes that will be written, or are free again (< 0). on_full:
+        called with bytes for which the disk has no room; returns True if it freed some.
 
-        `on_full` is told bytes for which the disk has no room; True if it freed some, to try again.
         Raises StoreError if `folder` cannot be made or written."""
         self._folder = folder
         self._on_full = on_full
@@ -64,7 +64,7 @@ class DiskKVTier:
         except OSError as error:
             raise StoreError(
                 f"keys and values cannot be kept in {folder}: {error.strerror}; choose another "
-                "folder or mend its permissions"
+                "folder or repair its permissions"
             ) from error
 
     @property
@@ -94,7 +94,8 @@ class DiskKVTier:
 
 
 class _DiskPlace:
-    """Runs of tokens, each of one layer's keys or values of one head, at multiples of a block."""
+    """A request's file: runs of tokens for each layer's keys and values of each head, aligned to
+    blocks."""
 
     def __init__(
         self,
@@ -138,18 +139,18 @@ class _DiskPlace:
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         check_size(self._tokens[layer], keys, values)
-        with contextlib.suppress(OSError):  # all at once: the disk is kept busy while we copy
+        with contextlib.suppress(OSError):  # read ahead, so that the disk is busy while we copy
             for number, rows in enumerate((*keys, *values)):
                 offset = self._offset(layer, number)
                 os.posix_fadvise(self._file, offset, rows.nbytes, os.POSIX_FADV_WILLNEED)
         for number, rows in enumerate((*keys, *values)):
-            # A view: the rows of one head follow each other in the pool.
+            # A view, because the rows of one head follow each other in the pool.
             content = rows.reshape(-1).view(np.uint8).data
             self._fill(content, self._offset(layer, number))
             if checksum(content, 0) != self._sums[layer][number]:
                 raise StoreCorruptError(
-                    f"the disk under {self._folder} gave back other keys and values than it was "
-                    "given; it may be failing: choose another one for --kv-disk"
+                    f"the disk under {self._folder} returned other keys and values than were "
+                    "written; it may be failing: choose another one for --kv-disk"
                 )
 
     def close(self) -> None:
@@ -166,7 +167,7 @@ class _DiskPlace:
                     raise
 
     def _allocate(self, tokens: int, num_bytes: int) -> None:
-        """Blocks of the disk for `tokens` in every layer, in place of holes in the file."""
+        """Allocate disk blocks for `tokens` in every layer, in place of holes in the file."""
         with _disk_errors(self._folder, num_bytes):
             for layer, known in enumerate(self._tokens):
                 if known < tokens:
@@ -176,7 +177,7 @@ class _DiskPlace:
                         os.posix_fallocate(self._file, offset, (tokens - known) * size)
 
     def _write(self, layer: int, keys: Rows, values: Rows) -> list[int]:
-        """Append tokens, and their checksums."""
+        """Append tokens. Returns their checksums."""
         sums = list(self._sums[layer])
         begin = self._tokens[layer] * self._shape.layers[layer].row_bytes
         with _disk_errors(self._folder, keys.nbytes + values.nbytes):
@@ -202,7 +203,7 @@ class _DiskPlace:
                 part = content[begin : begin + _PART_BYTES]
                 self._read_at(offset + begin, room[: part.nbytes])
                 cipher.update_into(room[: part.nbytes], part)
-            with contextlib.suppress(OSError):  # the page cache need not hold it as well
+            with contextlib.suppress(OSError):  # the page cache need not hold the bytes
                 os.posix_fadvise(self._file, offset, content.nbytes, os.POSIX_FADV_DONTNEED)
 
     def _read_at(self, offset: int, into: memoryview) -> None:
@@ -210,11 +211,11 @@ class _DiskPlace:
         while done < len(into):
             count = os.preadv(self._file, [into[done:]], offset + done)
             if not count:
-                raise StoreCorruptError(f"a file of keys and values in {self._folder} was cut")
+                raise StoreCorruptError(f"a file of keys and values in {self._folder} is truncated")
             done += count
 
     def _cipher(self, offset: int) -> CipherContext:
-        """From there on; both ways are one."""
+        """The cipher from `offset` on; encryption and decryption are the same."""
         block, skipped = divmod(offset, _CIPHER_BYTES)
         cipher = Cipher(self._key, CTR(block.to_bytes(_CIPHER_BYTES))).encryptor()
         cipher.update(bytes(skipped))
@@ -238,7 +239,7 @@ def _nameless_file(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _disk_errors(folder: Path, num_bytes: int = 0) -> Iterator[None]:
-    """Errors of the system as ours; `num_bytes` were to be written."""
+    """Turns OSError into StoreError. num_bytes: that were to be written."""
     try:
         yield
     except OSError as error:

@@ -14,27 +14,27 @@ class EvictionOrder:
 
     def __init__(self) -> None:
         self._worths: dict[str, float] = {}
-        """The least recently used first."""
+        """Worths by key, the least recently used first."""
         self._gone = 0.0
         """Worth of the last evicted key."""
 
     def use(self, key: str, cost_per_byte: float = 0.0) -> None:
-        """It is there, and of use now. What it is worth already it stays worth."""
+        """Add or use a key now. Its worth never falls."""
         worth = max(self._worths.pop(key, 0.0), self._gone + cost_per_byte)
         self._worths[key] = worth
 
     def forget(self, key: str) -> None:
-        """It is not there any more, and did not have to make room."""
+        """Remove a key that was not evicted."""
         del self._worths[key]
 
     def evict(self, key: str) -> None:
-        """It made room."""
+        """Remove a key that was evicted."""
         self._gone = max(self._gone, self._worths.pop(key))
 
     def __iter__(self) -> Iterator[str]:
-        """Those that go first come first."""
+        """Keys in the order of eviction."""
         return iter(sorted(self._worths, key=self._worths.__getitem__))
 
     def first(self) -> str:
-        """Raises ValueError where there is none."""
+        """The next key to evict. Raises ValueError if there is none."""
         return min(self._worths, key=self._worths.__getitem__)

@@ -1,9 +1,9 @@
-"""KV caches of several requests, side by side, in memory that costs nothing until it is written.
+"""KV caches of several requests side by side, in memory that is committed when it is written.
 
-A slot per request, slots packed without holes, so that any run of neighbouring requests is one
+Each request has a slot, and slots are packed without holes, so that neighbouring requests are one
 contiguous array and a batch needs no copy. Address space is reserved for the longest context of
-every slot; the system commits pages as tokens reach them, and a released slot gives them back.
-(After vAttention: contiguous in virtual memory, committed on demand. Prabhu et al., 2024.)
+every slot. The system commits pages as tokens reach them, and a released slot frees them. (After
+vAttention: contiguous in virtual memory, committed on demand. Prabhu et al., 2024.)
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from numpy.typing import NDArray
 from edge.offload.kv.slot_order import SlotOrder
 
 _MAP_NORESERVE = 0x4000
-"""Linux's; the mmap module has no name for it. Address space is not counted as memory in use."""
+"""Linux's flag, missing in the mmap module: address space does not count as used memory."""
 
 
 _HUGE_PAGE_BYTES = 2 << 20
-"""For states that are whole ones. One token through 24 layers with states of 2 MiB, on one thread:
-14.1 ms, against 15.4 with small pages."""
+"""Bytes of huge pages, used for states that fill them. A token through 24 layers with states of
+2 MiB took 14.1 ms on one thread, against 15.4 with small pages."""
 
 _PIECE_TOKENS = 256
-"""Tokens that are copied at once where two requests change places."""
+"""Tokens that are copied at once when two requests swap slots."""
 
 
 class KVPool:
     """Keys and values [slots, num_kv_heads, context_tokens, elements] for each layer.
 
     States are arrays of a fixed size for each request, zeros at first. A state covers all tokens of
-    its request, so a request with states cannot be cut (`can_cut`). Saved copies lie in places of
-    their own, and a slot may be without its state. Not thread-safe: used from the compute thread.
+    its request, so a request with states cannot be cut (`can_cut`). Saved copies are in separate
+    places, and a slot may lack its state. Not thread-safe: used from the compute thread.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class KVPool:
         most_states: int | None = None,
         places: int = 0,
     ) -> None:
-        """Reserves address space for these slots and a spare one; raises MemoryError if even that
-        is refused.
+        """Reserve address space for these slots and a spare one. Raises MemoryError if the system
+        refuses.
 
-        layers: (num_kv_heads, elements of a token's key, or value, of a head) of each. states: the
-        shape of each, of one request; float32. most_states: slots that have them at once, None for
-        all. places: for copies of them.
+        layers: (num_kv_heads, elements of a token's key or value of a head) of each. states: shapes
+        of one request's float32 states. most_states: most slots with states; None: all. places: for
+        saved states.
         """
         kind = np.dtype(dtype)
         shapes = [(slots + 1, heads, context_tokens, elements) for heads, elements in layers]
@@ -78,23 +78,23 @@ class KVPool:
         for number in sorted(
             range(len(of_states)), key=lambda number: -_page_of(of_states[number])
         ):
-            # From a page on: the states of real models are whole pages, so all can be given back.
+            # Aligned to pages, which the states of real models fill, so that all can be freed.
             rows = of_states[number]
             found[number] = self._fixed.array(begin, rows, np.dtype(np.float32))
             if _page_of(rows) == _HUGE_PAGE_BYTES:
                 self._fixed.prefer_huge(begin, _page_bytes(rows))
             begin += _page_bytes(rows)
         self._states: list[NDArray[np.float32]] = [found[number] for number in range(len(found))]
-        """States of slots, then those of places."""
+        """Arrays of states: of slots first, then of places."""
         self._slots = slots
         self._places = places
         self._most_states = slots if most_states is None else most_states
         self._requests = SlotOrder()
         self._lengths: list[int] = []
         self._with_state: list[bool] = []
-        """For each slot that is taken, whether it has a state."""
+        """Whether each used slot has states."""
         self._spare: int | None = None
-        """The slot without a request that may have pages."""
+        """The slot that may have pages without a request."""
 
     @property
     def num_requests(self) -> int:
@@ -102,7 +102,7 @@ class KVPool:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens kept for all requests together."""
+        """Tokens of all requests."""
         return sum(self._lengths)
 
     def __contains__(self, request: str) -> bool:
@@ -110,17 +110,17 @@ class KVPool:
 
     @property
     def slots(self) -> Iterator[tuple[int, str]]:
-        """Each that is taken, and whose it is."""
+        """Used slots with their requests."""
         return enumerate(self._requests)
 
     def length(self, slot: int) -> int:
-        """Tokens that the slot holds."""
+        """Number of tokens in the slot."""
         return self._lengths[slot]
 
     def open(self, request: str) -> int:
         """The request's slot, a new one at the end if it has none.
 
-        Raises KeyError when every slot, or every state, is taken.
+        Raises KeyError if all slots or all states are taken.
         """
         if request in self._requests:
             return self._requests.slot(request)
@@ -135,12 +135,12 @@ class KVPool:
         return slot
 
     def wrote(self, slot: int, length: int) -> None:
-        """The slot now holds `length` tokens; only these are moved when slots are packed."""
+        """Record that the slot has `length` tokens, which move when slots are packed."""
         self._lengths[slot] = length
 
     @property
     def can_cut(self) -> bool:
-        """What a request has of its first tokens is what it had when it had no more."""
+        """Whether a request can be cut to its first tokens, because it has no states."""
         return not self._states
 
     def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
@@ -148,17 +148,17 @@ class KVPool:
         return [state[first : first + count] for state in self._states]
 
     def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
-        """Let a slot have these, as `states` gives them of one."""
+        """Set a slot's states, in the form of `states` for one slot."""
         for own, state in zip(self.states(slot, 1), states, strict=True):
             own[...] = state
 
     def save_states(self, slot: int, place: int) -> None:
-        """Copy a slot's states to a place, over what is there."""
+        """Copy a slot's states to a place, over its contents."""
         for state in self._states:
             state[self._behind(place)] = state[slot]
 
     def load_states(self, slot: int, place: int) -> None:
-        """Let a slot have those of a place. KeyError when too many others have some."""
+        """Copy the states of a place to a slot. Raises KeyError if all states are taken."""
         if not self._with_state[slot]:
             self._check_states()
         self._with_state[slot] = True
@@ -166,12 +166,12 @@ class KVPool:
             state[slot] = state[self._behind(place)]
 
     def drop_states(self, slot: int) -> None:
-        """Give back the memory of a slot's states, until it is given some."""
+        """Free the memory of a slot's states until states are set again."""
         self._with_state[slot] = False
         self._drop_state_pages(slot)
 
     def shrink(self, slot: int, length: int) -> None:
-        """Forget tokens after the first `length`, and free its pages."""
+        """Forget tokens after the first `length`, and free their pages."""
         old = self._lengths[slot]
         if length >= old:
             return
@@ -182,14 +182,14 @@ class KVPool:
                     self._tokens.drop(head[length:old])
 
     def rename(self, request: str, to: str) -> None:
-        """What `request` has is another one's from now on."""
+        """Give the slot of `request` to request `to`, which has none."""
         self._requests.rename(request, to)
 
     def gather(self, requests: Sequence[str], *, spare: bool = False) -> int:
-        """Bring these requests, in this order, into neighbouring slots; the first one's slot.
+        """Move these requests, in this order, into neighbouring slots. Returns the first slot.
 
-        A decode batch that stays the same costs nothing. spare: the slot after them is free, to be
-        written to until the next `gather`.
+        An unchanged decode batch moves nothing. spare: keep the slot after them free for writing
+        until the next `gather`.
         """
         first, swaps = self._requests.gather(requests, at_end=spare)
         for pair in swaps:
@@ -201,7 +201,7 @@ class KVPool:
         return first
 
     def _drop_spare(self) -> None:
-        """The spare slot's contents may be lost."""
+        """Free the pages of the spare slot."""
         if self._spare is not None and self._spare >= len(self._requests):
             for number in range(len(self._arrays)):
                 self.drop_layer(number, self._spare)
@@ -224,7 +224,7 @@ class KVPool:
     def filling(
         self, index: int, slot: int, tokens: int
     ) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-        """The first tokens of a slot, to be written: the same views."""
+        """Views of a slot's first tokens, to be written."""
         yield self.rows(index, slot, 0, tokens)
 
     def release(self, request: str) -> None:
@@ -235,11 +235,11 @@ class KVPool:
         if slot != last:
             length = self._lengths[last]
             for number, pair in enumerate(self._arrays):
-                for array in pair:  # over what is there, which takes the least memory
+                for array in pair:  # overwrites committed pages, which takes the least memory
                     array[slot, :, :length] = array[last, :, :length]
                     for head in array[slot]:
                         self._tokens.drop(head[length:])
-                self.drop_layer(number, last)  # at once: there may be no memory for both
+                self.drop_layer(number, last)  # now, because there may be no memory for both
             self._move_state(last, slot)
             self._lengths[slot] = length
         self._requests.release(request)
@@ -251,19 +251,19 @@ class KVPool:
 
     def clear(self) -> None:
         """Free all slots and places."""
-        for request in reversed(tuple(self._requests)):  # so that none moves into a hole
+        for request in reversed(tuple(self._requests)):  # from the end, so that no request moves
             self.release(request)
         self._drop_spare()
         for place in range(self._places):
             self._drop_state_pages(self._behind(place))
 
     def drop_layer(self, index: int, slot: int) -> None:
-        """Give back the whole pages of one slot in one layer; what was there is lost."""
+        """Free the whole pages of one slot in one layer; their contents are lost."""
         for array in self._arrays[index]:
             self._tokens.drop(array[slot])
 
     def close(self) -> None:
-        """Forget every request and give all memory back once the last view is gone."""
+        """Forget every request. All memory is freed when the last view is gone."""
         self._requests = SlotOrder()
         self._lengths.clear()
         self._with_state.clear()
@@ -272,7 +272,7 @@ class KVPool:
         self._tokens = self._fixed = _Pages(0)
 
     def _swap(self, a: int, b: int) -> None:
-        """Piece by piece, so that it takes no memory to speak of, however long they are."""
+        """Swap two slots piece by piece, which takes little memory at any length."""
         lengths = self._lengths
         for pair in self._arrays:
             for array in pair:
@@ -297,7 +297,7 @@ class KVPool:
         return self._slots + 1 + place
 
     def _move_state(self, slot: int, to: int) -> None:
-        """What a slot has, be it nothing; it has nothing then."""
+        """Move a slot's states to another, or free the other's if it has none."""
         if self._with_state[slot]:
             for state in self._states:
                 state[to] = state[slot]
@@ -314,8 +314,8 @@ class KVPool:
     def _swap_rows(
         self, one: NDArray[Any], other: NDArray[Any], one_length: int, other_length: int
     ) -> None:
-        """Swap tokens [heads, context, elements]. The rest of the longer one moves, and its pages
-        are freed."""
+        """Swap tokens [heads, context, elements]. The rest of the longer one moves, and its old
+        pages are freed."""
         both = min(one_length, other_length)
         for first in range(0, both, _PIECE_TOKENS):
             rows = slice(first, min(first + _PIECE_TOKENS, both))
@@ -332,35 +332,35 @@ class KVPool:
 
 
 class _Pages:
-    """Memory that the system commits as it is written, and takes back page by page."""
+    """Memory that the system commits when it is written, and that is freed page by page."""
 
     def __init__(self, num_bytes: int) -> None:
-        """Raises OSError where not even the address space is given."""
+        """Raises OSError if the system refuses the address space."""
         self._memory: mmap.mmap | None = None
         if num_bytes:
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
             self._memory = mmap.mmap(-1, num_bytes + _HUGE_PAGE_BYTES, flags=flags)
             with contextlib.suppress(OSError):  # a system without huge pages
-                # Where it gives them unasked, a token would take one for each head.
+                # Otherwise a token could take a huge page for each head.
                 self._memory.madvise(mmap.MADV_NOHUGEPAGE)
             self._address = np.frombuffer(self._memory, np.uint8).ctypes.data
             self._first = -self._address % _HUGE_PAGE_BYTES
 
     def array(self, begin: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """From a byte on."""
+        """An array over the memory from byte `begin` on."""
         count = math.prod(shape)
         if self._memory is None or not count:
             return np.empty(shape, dtype)
         return np.frombuffer(self._memory, dtype, count, self._first + begin).reshape(shape)
 
     def prefer_huge(self, begin: int, num_bytes: int) -> None:
-        """Commit these in huge pages, as far as they are whole ones and the system has them."""
+        """Commit these bytes in huge pages, if they fill them and the system has some."""
         if self._memory is not None:
             with contextlib.suppress(OSError):
                 self._memory.madvise(mmap.MADV_HUGEPAGE, self._first + begin, num_bytes)
 
     def drop(self, rows: NDArray[Any]) -> None:
-        """Give back the whole pages in a contiguous part of an array."""
+        """Free the whole pages in a contiguous part of an array."""
         if self._memory is None:
             return
         start = rows.__array_interface__["data"][0] - self._address
@@ -377,5 +377,5 @@ def _page_bytes(shape: tuple[int, ...]) -> int:
 
 
 def _page_of(shape: tuple[int, ...]) -> int:
-    """Bytes of a page for it: a huge one where each row is whole ones."""
+    """Bytes of the page for this shape: a huge one if rows fill huge pages."""
     return mmap.PAGESIZE if math.prod(shape[1:]) * 4 % _HUGE_PAGE_BYTES else _HUGE_PAGE_BYTES

@@ -1,8 +1,8 @@
 """Prefix cache in memory: blocks of keys and values, found by the tokens that they follow from.
 
-The twin of `prefix_store.py` without a disk. Blocks beyond the room are evicted at once, by their
-cost to compute again (`eviction_order.py`), and each has pages of its own, so its memory is freed.
-Only the owner's secret makes a block's key, so blocks are not sealed in this process.
+Like `prefix_store.py`, without a disk. Blocks beyond the limit are evicted at once, by their cost
+to compute again (`eviction_order.py`). Each block has its own pages, so eviction frees its memory.
+Keys of blocks are made with the owner's secret, so blocks need no encryption in this process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edge.offload.kv.eviction_order import EvictionOrder
 
 MOST_BLOCKS = 2048
-"""Each is a mapping of its own, of which a process may have 65,530."""
+"""Most blocks. Each is a separate mapping, of which a process may have 65,530."""
 
 _ALIGNED_BYTES = 64
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -33,13 +33,13 @@ Arrays = Sequence[NDArray[Any]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
     arrays: tuple[NDArray[Any], ...]
-    """Views of its pages, which go with the last of them."""
+    """Views of the block's pages, which are freed with the last view."""
     num_bytes: int
     owner: str
 
 
 class PrefixMemory:
-    """For any thread. There is no room until `limit` says so."""
+    """A prefix cache in memory, thread-safe. It has no room until `limit` is called."""
 
     def __init__(self, *, most_blocks: int = MOST_BLOCKS) -> None:
         self._most_blocks = most_blocks
@@ -47,7 +47,7 @@ class PrefixMemory:
         self._owner_limits: dict[str, int] = {}
         self._mutex = threading.Lock()
         self._blocks: dict[str, _Block] = {}
-        """By key."""
+        """Blocks by key."""
         self._order = EvictionOrder()
         self._taken: Counter[str] = Counter()
         """Bytes by owner."""
@@ -70,7 +70,7 @@ class PrefixMemory:
             self._shrink(num_bytes, owner)
 
     def most_blocks(self, arrays: Arrays, owner: str = "") -> int:
-        """How many blocks like this one fit if all others are evicted."""
+        """Number of blocks like this one that fit if all others are evicted."""
         with self._mutex:
             return min(self._most_blocks, self._room_bytes(owner) // _mapped_bytes(arrays))
 
@@ -79,7 +79,7 @@ class PrefixMemory:
             return key in self._blocks
 
     def use(self, keys: Collection[str], cost: float = 0.0) -> None:
-        """Mark blocks as used now, the first one most: the later ones are worth nothing without it.
+        """Mark blocks as used now, the first as the most recent, since later ones need it.
         Unknown keys are ignored. cost: of computing the last block again; earlier ones are worth no
         less."""
         with self._mutex:
@@ -88,8 +88,8 @@ class PrefixMemory:
                     self._order.use(key, cost / block.num_bytes)
 
     def read(self, key: str, take: Callable[[Arrays], None]) -> bool:
-        """Have `take` copy the block's arrays, which are valid until it returns; False, and nothing
-        is called, if there is none."""
+        """Call `take` with the block's arrays, which are valid until it returns. Returns False,
+        without a call, if there is no such block."""
         with self._mutex:
             block = self._blocks.get(key)
             if block is None:
@@ -98,9 +98,9 @@ class PrefixMemory:
             return True
 
     def put(self, key: str, arrays: Arrays, owner: str = "", cost: float = 0.0) -> bool:
-        """Keep a copy, used now; False if there is no room.
+        """Store a copy, and mark it as used now. Returns False if there is no room.
 
-        owner: the id of a device; its own blocks are evicted if it has too many. cost: see `use`.
+        owner: id of a device, whose own blocks are evicted if it has too many. cost: see `use`.
         """
         size = _mapped_bytes(arrays)
         with self._mutex:
@@ -116,7 +116,7 @@ class PrefixMemory:
                 self._evict(self._order.first())
             try:
                 copies = tuple(_copies(arrays, mmap.mmap(-1, size, flags=_PRIVATE)))
-            except OSError:  # the system has less than was promised
+            except OSError:  # the system has less memory than the limit
                 return False
             self._blocks[key] = _Block(arrays=copies, num_bytes=size, owner=owner)
             self._order.use(key, cost / size)
@@ -134,11 +134,11 @@ class PrefixMemory:
             del self._taken[block.owner]
 
     def _room_bytes(self, owner: str) -> int:
-        """The most that one owner's blocks may take."""
+        """Most bytes of one owner's blocks."""
         return min(self._limit_bytes, self._owner_limits.get(owner, sys.maxsize))
 
     def _shrink(self, num_bytes: int, owner: str | None = None) -> None:
-        """Evict the least worth, of one owner or of all, down to that many bytes."""
+        """Evict the blocks with the least worth, of one owner or of all, down to `num_bytes`."""
         left_bytes = (self._taken.total() if owner is None else self._taken[owner]) - num_bytes
         if left_bytes <= 0:
             return
@@ -151,7 +151,7 @@ class PrefixMemory:
 
 
 def _mapped_bytes(arrays: Arrays) -> int:
-    """Bytes of the pages for copies of these; for nothing, too, which is a block like another."""
+    """Bytes of the pages for copies of these arrays; at least one page, also for empty ones."""
     size = sum(map(_place_bytes, arrays))
     return max(1, math.ceil(size / mmap.PAGESIZE)) * mmap.PAGESIZE
 

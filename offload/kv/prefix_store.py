@@ -1,12 +1,12 @@
 """Prefix cache on disk: blocks of keys and values, found by the tokens that they follow from.
 
-Each block is a file, named by its key and its owner once it is whole. It is sealed with the owner's
-secret: records of AES-256-GCM under a key for this file. Damaged, cut or foreign blocks count as
-missing.
+Each block is a file, named by its key and its owner once it is complete. It is sealed with the
+owner's secret: records of AES-256-GCM under a key for each file. Damaged, truncated or foreign
+blocks count as missing.
 
-Requests that are swapped out take room from blocks. Eviction goes by the cost to compute a block
-again (`eviction_order.py`); blocks of an earlier process go first, the oldest before others. Each
-owner may have only a part of the room.
+Requests that are swapped out take room from blocks. Eviction is by the cost to compute a block
+again (`eviction_order.py`); blocks of earlier processes go first, the oldest before others. Each
+owner may use only a part of the room.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEAD_BYTES = len(_MAGIC) + _SALT_BYTES
 _RECORD_BYTES = 1 << 20
 _TAG_BYTES = 16
 _NONCE = struct.Struct("!4xQ")
-"""The number of a record: its file's key seals nothing else."""
+"""The number of a record, which is a safe nonce because a file's key seals nothing else."""
 _DRAFT = ".draft-"
 _OWNER = re.compile(r"[0-9a-f]{1,64}", re.ASCII)
 
@@ -48,13 +48,12 @@ Arrays = Sequence[NDArray[Any]]
 
 
 class PrefixStore:
-    """The blocks in one folder. For any thread. A full disk means that less is kept."""
+    """A prefix cache in one folder, thread-safe. On a full disk it keeps less."""
 
     def __init__(
         self, folder: Path, limit_bytes: int, *, owner_limit_bytes: int | None = None
     ) -> None:
-        """owner_limit_bytes: of the blocks of one owner.
-
+        """owner_limit_bytes: most bytes of one owner's blocks.
         Raises StoreError if `folder` cannot be made or read.
         """
         self._folder = folder
@@ -64,22 +63,22 @@ class PrefixStore:
         self._drafts_bytes = 0
         self._mutex = threading.Lock()
         self._sizes: dict[str, int] = {}
-        """By key."""
+        """Sizes by key."""
         self._order = EvictionOrder()
         self._owners: dict[str, str] = {}
         """Owners by key, of blocks that have one."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for draft in folder.glob(f"{_DRAFT}*"):  # of a process that died
+            for draft in folder.glob(f"{_DRAFT}*"):  # of dead processes
                 draft.unlink()
             found = [(path.stat(), path) for path in folder.iterdir() if _is_block(path)]
             for status, path in found:
-                if status.st_size < _HEAD_BYTES:  # as a cut of power may leave it
+                if status.st_size < _HEAD_BYTES:  # as a loss of power may leave it
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(
                 f"keys and values cannot be kept in {folder}: {error.strerror}; choose another "
-                "folder or mend its permissions"
+                "folder or repair its permissions"
             ) from error
         whole = [each for each in found if each[0].st_size >= _HEAD_BYTES]
         for status, path in sorted(whole, key=lambda each: (each[0].st_mtime_ns, each[1].name)):
@@ -94,13 +93,13 @@ class PrefixStore:
         return sum(self._sizes.values())
 
     def make_room(self, num_bytes: int) -> None:
-        """Take `num_bytes` of the limit for other files; a negative number gives them back."""
+        """Reserve `num_bytes` of the limit for other files; a negative number frees them."""
         with self._mutex:
             self._guests_bytes += num_bytes
             self._shrink()
 
     def give_way(self, num_bytes: int) -> bool:
-        """The disk itself is full: keep `num_bytes` less. False if nothing is kept."""
+        """Evict `num_bytes` because the disk itself is full. Returns False if no block is left."""
         with self._mutex:
             return self._throw_away(num_bytes)
 
@@ -114,13 +113,14 @@ class PrefixStore:
             for key in reversed(tuple(keys)):
                 if key in self._sizes:
                     self._order.use(key, cost / self._sizes[key])
-                    with contextlib.suppress(OSError):  # it counts after a restart only
+                    with contextlib.suppress(OSError):  # the time matters only after a restart
                         mark_used(self._path(key))
 
     def get(self, key: str, into: Arrays, secret: bytes) -> bool:
-        """Fill the arrays, contiguous ones, with the block; False, contents lost, if there is none.
+        """Fill contiguous arrays with the block. Returns False, with their contents undefined, if
+        there is none.
 
-        A block that is not what was kept, of other sizes or of another secret is thrown away.
+        A block that is damaged, or has other sizes or another secret, is removed.
         """
         with self._mutex:
             if key not in self._sizes:
@@ -136,9 +136,9 @@ class PrefixStore:
     def put(
         self, key: str, arrays: Arrays, secret: bytes, owner: str = "", cost: float = 0.0
     ) -> bool:
-        """Keep a block; False if there is no room, or the disk fails.
+        """Store a block. Returns False if there is no room, or the disk fails.
 
-        owner: the id of a device, whose own blocks go where it has too many. cost: see `use`.
+        owner: id of a device, whose own blocks are evicted if it has too many. cost: see `use`.
         """
         parts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
         size = _sealed_bytes(parts)
@@ -152,11 +152,11 @@ class PrefixStore:
         draft = self._folder / f"{_DRAFT}{uuid.uuid4().hex}"
         is_kept = False
         try:
-            # Without the lock: others may use the store.
+            # Without the lock, so that other threads can use the store.
             if self._write(draft, key, parts, size, secret):
                 with self._mutex:
                     if key in self._sizes:
-                        self._discard(key)  # which may have been another owner's
+                        self._discard(key)  # it may have had another owner
                     mark_used(draft)
                     draft.replace(self._folder / _name(key, owner))
                     self._enter(key, owner, size, cost)
@@ -176,7 +176,7 @@ class PrefixStore:
     def _write(
         self, draft: Path, key: str, parts: Sequence[NDArray[np.uint8]], size: int, secret: bytes
     ) -> bool:
-        """False if the disk is full."""
+        """Write and seal a draft. Returns False if the disk is full."""
         while True:
             salt = os.urandom(_SALT_BYTES)
             try:
@@ -196,7 +196,7 @@ class PrefixStore:
                     return False
 
     def _read(self, key: str, into: Arrays, secret: bytes) -> bool:
-        """Raises InvalidTag for what was not sealed with this secret."""
+        """Read a block. Raises InvalidTag if it was not sealed with this secret."""
         parts = [array.reshape(-1).view(np.uint8) for array in into]
         with self._path(key).open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -216,14 +216,14 @@ class PrefixStore:
         return self._folder / _name(key, self._owners.get(key, ""))
 
     def _enter(self, key: str, owner: str, size: int, cost: float = 0.0) -> None:
-        """As one that is of use now."""
+        """Add a block to the tables, as used now."""
         self._sizes[key] = size
         self._order.use(key, cost / size)
         if owner:
             self._owners[key] = owner
 
     def _shrink_owner(self, owner: str) -> None:
-        """Evict an owner's least worth blocks until its limit is kept."""
+        """Evict an owner's blocks with the least worth until its limit is kept."""
         if self._owner_limit_bytes is None or not owner:
             return
         mine = [key for key in self._order if self._owners.get(key) == owner]
@@ -235,12 +235,12 @@ class PrefixStore:
             self._evict(key)
 
     def _shrink(self) -> None:
-        """Evict the least worth until the limit is kept, or nothing is left."""
+        """Evict blocks with the least worth until the limit is kept, or none is left."""
         room_bytes = self._limit_bytes - self._guests_bytes - self._drafts_bytes
         self._throw_away(self.used_bytes - room_bytes)
 
     def _throw_away(self, num_bytes: int) -> bool:
-        """Evict `num_bytes` of the least worth, or all there is; whether there was any."""
+        """Evict at least `num_bytes`, or all blocks. Returns whether there was any."""
         left_bytes = num_bytes
         if left_bytes <= 0:
             return False
@@ -274,7 +274,7 @@ def _cipher(secret: bytes, salt: bytes) -> AESGCM:
 def _records(
     parts: Sequence[NDArray[np.uint8]],
 ) -> Iterator[tuple[bytes, memoryview, memoryview]]:
-    """The nonce of each record, its plain bytes, and room for them sealed, the same for all."""
+    """Nonce, plain bytes and output buffer of each record. All records share the buffer."""
     room = memoryview(bytearray(_RECORD_BYTES + _TAG_BYTES))
     number = 0
     for part in parts:
@@ -285,7 +285,7 @@ def _records(
 
 
 def _sealed_bytes(parts: Sequence[NDArray[np.uint8]]) -> int:
-    """Bytes of the whole file."""
+    """Bytes of a sealed block's file."""
     records = sum(-(-part.nbytes // _RECORD_BYTES) for part in parts)
     return _HEAD_BYTES + sum(part.nbytes for part in parts) + records * _TAG_BYTES
 
@@ -296,7 +296,7 @@ def _name(key: str, owner: str) -> str:
 
 
 def _is_block(path: Path) -> bool:
-    """Other files are not ours to count, or to throw away."""
+    """Whether a file is a block; other files are neither counted nor removed."""
     key, dot, owner = path.name.partition(".")
     is_owned = _OWNER.fullmatch(owner) is not None if dot else True
     return is_digest(key) and is_owned and path.is_file()

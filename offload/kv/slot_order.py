@@ -1,7 +1,6 @@
-"""The slots of requests in a KV pool, and which of them move. Pure.
+"""The slots of requests in a KV pool, and their moves. Pure.
 
-Pools use it to move caches. Scheduling uses it to compose batches in the order of slots, which
-moves no cache.
+Pools use it to move caches. Scheduling uses it to order batches by slot, which moves no cache.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from typing import NamedTuple
 
 
 class Gathered(NamedTuple):
-    """How requests come to lie side by side."""
+    """The moves that bring requests into neighbouring slots."""
 
     first: int
-    """The slot of the first one."""
+    """The slot of the first request."""
     swaps: tuple[tuple[int, int], ...]
-    """Slots that change places, one pair after the other."""
+    """Pairs of slots to swap, in order."""
 
 
 class SlotOrder:
-    """Names of requests, packed without holes."""
+    """The order of requests in slots, without holes."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -36,11 +35,11 @@ class SlotOrder:
         return iter(self._names)
 
     def slot(self, name: str) -> int:
-        """Raises ValueError for one that has none."""
+        """The slot of a request. Raises ValueError if it has none."""
         return self._names.index(name)
 
     def open(self, name: str) -> int:
-        """Its slot, a new one at the end if it has none."""
+        """The slot of a request, a new one at the end if it has none."""
         if name not in self._names:
             self._names.append(name)
         return self._names.index(name)
@@ -49,7 +48,7 @@ class SlotOrder:
         self._names[self._names.index(name)] = to
 
     def release(self, name: str) -> None:
-        """The last one moves into the hole. Of a name that has no slot nothing happens."""
+        """Free a request's slot; the last request moves into it. Ignores unknown names."""
         if name in self._names:
             slot = self._names.index(name)
             last = self._names.pop()
@@ -57,10 +56,10 @@ class SlotOrder:
                 self._names[slot] = last
 
     def gather(self, names: Sequence[str], *, at_end: bool = False) -> Gathered:
-        """Bring these, all of which have slots, into neighbouring ones in this order.
+        """Move these requests, which have slots, into neighbouring slots in this order.
 
-        An unchanged order moves nothing. The place with the fewest moves is taken, the last of
-        several. at_end: no slot after them is taken.
+        An unchanged order moves nothing. The run of slots with the fewest moves is chosen, the last
+        of several. at_end: choose the last slots.
         """
         slots = [self._names.index(name) for name in names]
         ends = len(self._names) - len(slots)
@@ -81,8 +80,8 @@ class SlotOrder:
         return Gathered(first, tuple(swaps))
 
     def arranged(self, names: Sequence[str]) -> list[str]:
-        """All of these in the order in which `gather` moves the fewest; those without a slot come
-        last, as they are given, for they will get theirs in this order."""
+        """These requests in the order for which `gather` moves the fewest. Those without a slot
+        come last in the given order, in which they will get their slots."""
         wanted = {name for name in names if name in self._names}
         new = [name for name in names if name not in wanted]
         order = [*self._names, *new]

@@ -1,4 +1,4 @@
-"""The interface of a place for keys and values outside the pool, and a twin in memory."""
+"""The interface of a tier for keys and values outside the pool, and a tier in memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Rows = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayer:
-    """The part of a token that one layer keeps."""
+    """The shape of a token's keys and values in one layer."""
 
     num_kv_heads: int
     row_bytes: int
-    """Bytes of one token's key, or value, of one head."""
+    """Bytes of a token's key (or value) of one head."""
 
     @property
     def token_bytes(self) -> int:
@@ -31,7 +31,7 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
-    """The most that one request may have: the same for all requests of a shard."""
+    """The largest keys and values of a request, equal for all requests of a shard."""
 
     layers: tuple[KVLayer, ...]
     context_tokens: int
@@ -47,55 +47,54 @@ class KVShape:
 
 
 class KVPlace(Protocol):
-    """One request's keys and values in a tier, layer by layer. They only ever grow."""
+    """One request's keys and values in a tier, by layer. They only grow."""
 
     def tokens(self, layer: int) -> int:
-        """The number of tokens that the layer has here."""
+        """Number of the layer's tokens in this place."""
 
     def reserve(self, tokens: int) -> None:
-        """Make sure that every layer has room for `tokens`: `append` finds it then.
+        """Reserve room for `tokens` in every layer, for `append`.
 
-        Raises StoreFullError where there is none, StoreError if the disk fails; what was here
-        before is still.
+        Raises StoreFullError if there is none, StoreError if the disk fails; earlier contents stay.
         """
 
     def append(self, layer: int, keys: Rows, values: Rows) -> None:
-        """The tokens after those that are here.
+        """Append tokens to a layer.
 
-        Raises StoreFullError where there is no room, StoreError if the disk fails; what was here
-        before is still.
+        Raises StoreFullError if there is no room, StoreError if the disk fails; earlier contents
+        stay.
         """
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
-        """Fill both with all that the layer has here, `tokens` of it.
+        """Fill both arrays with all `tokens` of the layer.
 
-        May be called for one layer while another is appended to. Raises StoreCorruptError for
-        other bytes than were appended, StoreError if the disk fails.
+        May be called for one layer during an append to another. Raises StoreCorruptError for other
+        bytes than were appended, StoreError if the disk fails.
         """
 
 
 class KVTier(Protocol):
-    """Places of requests, by their names. Used from one thread, but for `KVPlace.read`."""
+    """The places of requests, by name. Used from one thread, except `KVPlace.read`."""
 
     @property
     def used_bytes(self) -> int:
-        """Written or reserved."""
+        """Bytes written or reserved."""
 
     @property
     def written_bytes(self) -> int:
         """Bytes of all that was ever appended."""
 
     def place(self, request: str, shape: KVShape) -> KVPlace:
-        """The request's place; an empty one if it had none."""
+        """The request's place, which is made if it is missing."""
 
     def drop(self, request: str) -> None:
-        """Forget what it has; unknown requests are ignored."""
+        """Drop a request's place. Unknown requests are ignored."""
 
     def close(self) -> None: ...
 
 
 class Allowance:
-    """A limit of bytes and their use. `on_change` is told bytes taken, or given back (< 0)."""
+    """A limit of bytes and their use. on_change: called with bytes taken, or freed (< 0)."""
 
     def __init__(
         self, limit_bytes: int, on_change: Callable[[int], None] = lambda _num_bytes: None
@@ -107,7 +106,7 @@ class Allowance:
         """Bytes of all that was ever appended to places."""
 
     def take(self, num_bytes: int) -> None:
-        """Raises StoreFullError where that would be too many."""
+        """Take bytes. Raises StoreFullError beyond the limit."""
         missing = self.used_bytes + num_bytes - self.limit_bytes
         if missing > 0:
             raise StoreFullError(
@@ -124,7 +123,7 @@ class Allowance:
 
 
 class Room:
-    """The part of an allowance that one place has taken, before anything is put there."""
+    """The part of an allowance that one place has taken, before it is written."""
 
     def __init__(self, shape: KVShape, allowance: Allowance) -> None:
         self._allowance = allowance
@@ -133,9 +132,8 @@ class Room:
 
     @contextlib.contextmanager
     def growing(self, layers: Iterable[int], tokens: int) -> Iterator[int]:
-        """Take what these layers lack for `tokens`; all is as before where the body raises.
-
-        Yields the bytes that were lacking. Raises StoreFullError where that would be too many.
+        """Take the bytes that these layers lack for `tokens`, and yield their number. An error in
+        the body undoes it. Raises StoreFullError beyond the limit.
         """
         grown = [each for each in layers if self._tokens[each] < tokens]
         lacking = sum((tokens - self._tokens[each]) * self._token_bytes[each] for each in grown)
@@ -149,11 +147,11 @@ class Room:
             self._tokens[layer] = tokens
 
     def wrote(self, layer: int, tokens: int) -> None:
-        """N tokens were appended to the layer."""
+        """Record that N tokens were appended to the layer."""
         self._allowance.written_bytes += tokens * self._token_bytes[layer]
 
     def give_back(self) -> None:
-        """The place is gone."""
+        """Return all bytes of the place."""
         self._allowance.give_back(
             sum(count * size for count, size in zip(self._tokens, self._token_bytes, strict=True))
         )
@@ -223,5 +221,5 @@ def check_size(tokens: int, keys: Rows, values: Rows) -> None:
 
 
 def checksum(content: memoryview, before: int) -> int:
-    """The sum over `before` and this. It finds a disk's mistake, not an enemy's work."""
+    """The checksum after `before` and this. It detects a disk's errors, not attacks."""
     return zlib.crc32(content, before)

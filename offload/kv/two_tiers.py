@@ -1,7 +1,7 @@
-"""Two tiers as one: requests stay in the first while it has room, the others in the second.
+"""Two tiers as one: requests go to the first while it has room, and then to the second.
 
-Requests take turns in a cycle, so a fixed set in the first tier is best, as with weights
-(`weight_streamer.py`): no request is moved to make room for a later one.
+Requests take turns in a cycle, so a fixed set in the first tier is best, as for weights
+(`weight_streamer.py`). No request moves to make room for a later one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from edge.offload.kv.tier import KVPlace, KVShape, KVTier, Rows
 
 
 class KVTiers:
-    """See KVTier. Takes both over: `close` closes them."""
+    """See KVTier. Owns both tiers, and closes them."""
 
     def __init__(self, first: KVTier, second: KVTier) -> None:
         self.first = first
@@ -47,9 +47,9 @@ class KVTiers:
         self.second.close()
 
     def move(self, request: str, shape: KVShape, dtype: np.dtype[Any]) -> KVPlace:
-        """From the first to the second; `dtype`: of the rows.
+        """Move a request to the second tier. dtype: of the rows.
 
-        Raises StoreFullError: then it is where it was.
+        Raises StoreFullError; the request then stays.
         """
         source, target = self.first.place(request, shape), self.second.place(request, shape)
         try:
@@ -74,7 +74,7 @@ class _Place:
         self._now = tiers.first.place(request, shape)
         self._is_first = True
         self._dtype: np.dtype[Any] = np.dtype(np.uint8)
-        """Type of the rows that are here."""
+        """Type of the stored rows."""
 
     def tokens(self, layer: int) -> int:
         return self._now.tokens(layer)

@@ -1,7 +1,6 @@
-"""Reads of extents into memory, checked against their digests.
+"""Reads extents into memory, and checks them against their digests.
 
-Which extents are in memory, and when they are read, is decided by `weight_streamer.py` for layers
-and by `expert_cache.py` for experts.
+`weight_streamer.py` decides which layers are read and when, and `expert_cache.py` which experts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from edge.offload.files.direct_reader import DIRECT_BYTES, Read
 
 
 class BegunReads(Protocol):
-    """Reads under way."""
+    """Reads that have begun."""
 
     def wait(self) -> None: ...
 
@@ -37,22 +36,22 @@ class ExtentReader(Protocol):
 
 
 Memory = Sequence[memoryview]
-"""Writable, for one extent, in one or more parts of whole pages."""
+"""Writable memory for one extent, in one or more parts of whole pages."""
 
 
 class Pages(Protocol):
-    """The pages that memory is made of."""
+    """Supplies the pages of memory."""
 
     def supply(self, memory: Memory) -> None:
-        """The memory is written next; it may have pages already."""
+        """Give the memory pages before it is written, unless it has some."""
 
     def hand_on(self, memory: Memory, to: Memory | None) -> None:
-        """Empty the memory: its pages go to another, which is written next, or to the system."""
+        """Move the pages of the memory to `to`, which is written next, or free them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExtentSpan:
-    """A run of bytes of one extent: where it lies in the file, and where in its memory."""
+    """A run of bytes of one extent: its place in the file, and in the extent's memory."""
 
     offset: int
     nbytes: int
@@ -62,7 +61,7 @@ class ExtentSpan:
     digest: str
 
     def read_into(self, memory: Memory, *, verify: bool = True) -> Read:
-        """The read that brings it there."""
+        """The read of the span into its place in `memory`."""
         end = self.part_offset + padded(self.nbytes)
         return Read(
             offset=self.offset,
@@ -73,7 +72,7 @@ class ExtentSpan:
 
 
 Extent = Sequence[ExtentSpan]
-"""Bytes that are brought in together: the weights of one layer, or of one expert."""
+"""Bytes that are read together: the weights of one layer, or of one expert."""
 
 
 class CheckedExtents:
@@ -90,9 +89,9 @@ class CheckedExtents:
         self._lock = lock
         self._reader = reader
         self._verified: list[object] = [None] * len(extents)
-        """The version of the file in which the bytes were what their digests say; or None."""
+        """The version of the file in which each extent was verified; or None."""
         self._asked: dict[int, tuple[object, bool]] = {}
-        """Extents that were not used since: in which version, and whether they are compared."""
+        """Extents that were read but not used yet: version of the file, and whether verified."""
         self.wait_s = 0.0
         """Seconds that users waited for the disk."""
         self._failure: StoreError | None = None
@@ -100,7 +99,7 @@ class CheckedExtents:
 
     @property
     def is_over(self) -> bool:
-        """A read failed, or it was closed."""
+        """Whether a read failed, or the extents were closed."""
         return self.is_closed or self._failure is not None
 
     def check(self) -> None:
@@ -118,9 +117,9 @@ class CheckedExtents:
         return self._read(index, memory, verify=is_compared)
 
     def wait(self, index: int, begun: BegunReads, memory: Memory) -> None:
-        """The extent is in `memory` when this returns; read again if the file was written to.
+        """Wait until the extent is in `memory`. Reads it again if the file was written to.
 
-        Raises StoreError when the disk fails or the file is not what was written, or after `close`.
+        Raises StoreError if the disk fails or the file has changed, or after `close`.
         """
         self._wait(begun)
         with self._lock:
@@ -132,15 +131,15 @@ class CheckedExtents:
             raise closed_error()
 
     def close(self) -> None:
-        """Make every wait, now and later, a StoreError. The reader is not closed."""
+        """End all waits, now and later, with a StoreError. Does not close the reader."""
         with self._lock:
             self.is_closed = True
-        self._failure = None  # its traceback would keep the waiting frames and weights alive
+        self._failure = None  # its traceback would keep waiting frames and weights alive
 
     def _again(self, index: int, memory: Memory) -> BegunReads | None:
         version, is_compared = self._asked.pop(index, (None, True))
         if version is None:
-            return None  # it is in memory since another use
+            return None  # it was in memory before
         again = None
         if not is_compared and version != self._reader.version:
             version = self._reader.version
@@ -172,5 +171,5 @@ def closed_error() -> StoreError:
 
 
 def padded(nbytes: int) -> int:
-    """To whole blocks of direct reads."""
+    """Bytes rounded up to whole blocks of direct reads."""
     return -(-nbytes // DIRECT_BYTES) * DIRECT_BYTES

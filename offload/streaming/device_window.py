@@ -1,8 +1,8 @@
-"""Layers copied from host memory to a window of device memory, ahead of their use.
+"""Copies layers from host memory to a window of device memory, ahead of their use.
 
 One thread takes extents from a WeightStreamer, in the order of use. It copies each into its place
-once the computation is done with the extent before. The place of an extent never changes, because
-recorded launches know its address.
+once the computation with the place's last extent is over. The place of an extent never changes,
+because recorded launches have its address.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Mark = object
 
 
 class Copier(Protocol):
-    """Fills places of a device's memory. Copies happen in order, while others compute."""
+    """Fills places of a device's memory. Copies are in order and overlap computation."""
 
     def copy(self, memory: Memory, place: int, nbytes: int, *, after: Mark) -> Mark:
-        """Begin to copy, once `after` is passed; the mark is its end."""
+        """Begin to copy once `after` is passed. Returns the mark of the copy's end."""
 
     def used(self) -> Mark:
         """The mark after all launches of the calling thread."""
 
     def wait(self, mark: Mark) -> None:
-        """Wait until it is passed."""
+        """Wait until a mark is passed."""
 
     def close(self) -> None:
-        """Waits for the copies that were begun."""
+        """Wait for all copies that have begun."""
 
 
 class MemoryCopier:
-    """The same where host and device are one: a copy is done when it was begun."""
+    """A copier for a device that shares the host's memory. Copies are done at once."""
 
     def __init__(self, places: Sequence[memoryview]) -> None:
         self._places = places
@@ -55,11 +55,12 @@ class MemoryCopier:
         assert mark is None
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Does nothing, because all copies are done."""
 
 
 class DeviceWindow:
-    """`begin` and `end` enclose each use of an extent, in their cycle, by one thread."""
+    """A window of device memory. `begin` and `end` enclose each use of an extent, in the cycle, by
+    one thread."""
 
     def __init__(
         self,
@@ -71,11 +72,11 @@ class DeviceWindow:
         places: int,
         stays: Callable[[int], bool],
     ) -> None:
-        """Begins to copy. Takes streamer and copier over: `close` ends them.
+        """Begin to copy. Owns streamer and copier, and closes them.
 
-        sizes: bytes of each extent. stays: whether the streamer keeps an extent in its memory; the
-        others are let go there as soon as they are copied. ValueError where places are fewer than
-        two, or enough for all extents: those would not need to be copied again.
+        sizes: bytes of each extent. stays: whether the streamer keeps an extent in its memory;
+        others are released there once they are copied. Raises ValueError for fewer than two places,
+        or places for all extents, which would need no copies.
         """
         if not 2 <= places < len(sizes):
             raise ValueError(f"{len(sizes)} extents do not stream through {places} places")
@@ -89,7 +90,7 @@ class DeviceWindow:
         self._copied: dict[int, Mark] = {}
         """Marks of copies that are not used yet, by the number of their use."""
         self._used: dict[int, Mark] = {}
-        """When the last use of each place is over."""
+        """Marks of the end of the last use of each place."""
         self._begun = 0
         self._ended = 0
         self._failure: StoreError | None = None
@@ -101,13 +102,13 @@ class DeviceWindow:
 
     @property
     def bytes_read(self) -> int:
-        """From disk."""
+        """Bytes read from disk."""
         return self._streamer.bytes_read
 
     def begin(self, index: int) -> None:
-        """Extent `index` is in its place when this returns.
+        """Wait until extent `index` is in its place.
 
-        Raises ValueError when it is not its turn; StoreError when the disk fails, or the window was
+        Raises ValueError if it is not its turn, StoreError if the disk fails or the window is
         closed.
         """
         number = self._begun
@@ -126,7 +127,7 @@ class DeviceWindow:
         self._begun += 1
 
     def end(self, index: int) -> None:
-        """All that uses the extent is launched: its place is free when that is done."""
+        """Release the extent after all its launches. Its place is free once they are done."""
         mark = self._copier.used()
         with self._changed:
             self._used[index % self._places] = mark
@@ -134,14 +135,14 @@ class DeviceWindow:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop reading and copying before this returns; waits end with a StoreError."""
+        """Stop reading and copying. Waits end with a StoreError."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self._streamer.close()
         self._thread.join()
         self._copier.close()
-        self._failure = None  # its traceback would keep the waiting frames alive
+        self._failure = None  # its traceback would keep waiting frames alive
 
     def _run(self) -> None:
         try:
@@ -173,9 +174,9 @@ class DeviceWindow:
 
 
 def previous_use(number: int, *, extents: int, places: int) -> int:
-    """The last use before this one, counted from 0, of the same place; below 0 if there is none.
+    """The number of the last earlier use of the same place; below 0 if there is none.
 
-    Extent i has place i modulo `places`, in every cycle.
+    Uses are counted from 0. Extent i has place i modulo `places`, in every cycle.
     """
     index = number % extents
     if index >= places:

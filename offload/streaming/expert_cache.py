@@ -1,8 +1,8 @@
-"""Expert cache: weights of which each step uses some, known only just before their use.
+"""A cache of experts, of which each step uses some that are known only just before their use.
 
-Units are in groups, one for each layer. If there is no room, the unit with the fewest uses per
-token is evicted. Groups take turns in a cycle, so eviction by recency would miss every time (see
-`weight_streamer.py`); how often a unit is used stays alike from token to token (Eliseev, Mazur,
+Experts are units in groups, one for each layer. If there is no room, the unit with the fewest uses
+per token is evicted. Groups take turns in a cycle, so eviction by recency would miss every time
+(see `weight_streamer.py`), while a unit's frequency of use is stable over tokens (Eliseev, Mazur,
 Fast Inference of Mixture-of-Experts Language Models with Offloading, 2023).
 """
 
@@ -32,11 +32,11 @@ _RUN_READS = 8
 """Most units that one run waits for; the next ones are read while it computes."""
 
 _MOST = 0.75
-"""A step that uses this share of a group will use as much of the next one."""
+"""A step that uses this share of a group is expected to use as much of the next one."""
 
 
 class UnitPlace(Protocol):
-    """Memory for any unit of a kind, and the graph that uses the unit that is there."""
+    """Memory for a unit of a kind, and the graph that uses the unit in it."""
 
     @property
     def memory(self) -> Memory: ...
@@ -46,10 +46,10 @@ P = TypeVar("P", bound=UnitPlace)
 
 
 class ExpertCache(Generic[P]):
-    """Units in groups: `capacity_bytes` of them are in memory at once, each in a place of its kind.
+    """A cache of at most `capacity_bytes` of units, each in a place of its kind.
 
-    Places are opened as they are needed and go from unit to unit: to open one takes much longer
-    than to read a unit. For one thread at a time, but for `keep` and `close`.
+    Places are opened on demand and reused, because opening one takes much longer than reading a
+    unit. For one thread at a time, except `keep` and `close`.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class ExpertCache(Generic[P]):
         place_bytes: int,
         pages: Pages,
     ) -> None:
-        """Begins to read as many units of each group as there is room for.
+        """Begin to read as many units of each group as fit.
 
-        kinds: of each group's units, which are alike in size. `open_place`: one of a kind.
-        `place_bytes`: overhead of a place over its memory; an empty place takes nothing else.
+        kinds: the kind of each group's units, which have one size. open_place: opens a place of a
+        kind. place_bytes: overhead of a place, which is all that an empty one takes.
         """
         self._first: list[int] = []
         """Number of each group's first unit."""
@@ -88,9 +88,9 @@ class ExpertCache(Generic[P]):
         self._sizes = {kind: sum(map(len, place.memory)) for kind, (place,) in self._idle.items()}
         """Bytes of a unit of each kind."""
         self._begun: dict[int, BegunReads] = {}
-        """Units that are in memory or on their way there."""
+        """Units that are in memory or being read."""
         self._places: dict[int, P] = {}
-        """Where these are."""
+        """Places of these units."""
         self._held_bytes = place_bytes * len(self._idle)
         self._is_held = np.zeros(len(self._kinds), np.bool_)
         self._shares = np.zeros(len(self._kinds), np.float64)
@@ -99,7 +99,7 @@ class ExpertCache(Generic[P]):
         self.uses = 0
         """Units that steps used."""
         self.reads = 0
-        """Those of them that were not in memory."""
+        """Used units that were not in memory."""
         with self._mutex:
             self._fill()
 
@@ -110,7 +110,7 @@ class ExpertCache(Generic[P]):
 
     @property
     def held_bytes(self) -> int:
-        """In memory, or on the way there, and the overhead of places."""
+        """Bytes of units in memory or being read, and of places."""
         return self._held_bytes
 
     def runs(
@@ -118,9 +118,9 @@ class ExpertCache(Generic[P]):
     ) -> Generator[Sequence[tuple[int, P]], None, None]:
         """The units of a group that have rows, ascending, in runs, each with its place.
 
-        A run's units stay until the next run is asked for or the iterator is closed. `rows`: of
-        each unit, how many of the `tokens` use it. Raises StoreError when the disk fails or the
-        file has changed.
+        A run's units stay until the next run is requested or the iterator is closed. rows: number
+        of the `tokens` that use each unit. Raises StoreError if the disk fails or the file has
+        changed.
         """
         first = self._first[group]
         wanted = [first + place for place, count in enumerate(rows) if count]
@@ -151,8 +151,8 @@ class ExpertCache(Generic[P]):
     def keep(self, capacity_bytes: int, *, for_good: bool = True) -> None:
         """Set the capacity; units beyond it are evicted before this returns.
 
-        Units in use are evicted after their use. From any thread. Unless `for_good`, places of
-        evicted units stay open as far as there is room.
+        Units in use are evicted after their use. Called from any thread. for_good: also close the
+        places of evicted units.
         """
         with self._mutex:
             self._capacity_bytes = capacity_bytes
@@ -160,7 +160,7 @@ class ExpertCache(Generic[P]):
                 self._make_room(for_good=for_good)
 
     def close(self) -> None:
-        """Read no more: a wait for a unit is a StoreError. The reader is not closed."""
+        """Stop reading. Waits for units end with a StoreError. Does not close the reader."""
         self._checked.close()
 
     def _count(self, group: int, rows: Sequence[int], tokens: int) -> None:
@@ -171,9 +171,9 @@ class ExpertCache(Generic[P]):
         own += (1 - kept) / tokens * np.asarray(rows)
 
     def _bring(self, wanted: Sequence[int]) -> tuple[list[int], dict[int, BegunReads]]:
-        """The first wanted units that fit together, few of them not read yet.
+        """The first wanted units that fit together, with few unread ones among them.
 
-        Reads of further units that fit are begun for the next run.
+        Begins to read further units that fit, for the next run.
         """
         self._checked.check()
         run: list[int] = []
@@ -207,7 +207,7 @@ class ExpertCache(Generic[P]):
             kept.add(unit)
 
     def _begin_ahead(self, unit: int, kept: set[int]) -> bool:
-        """False if that would evict units used before it, or those `kept`."""
+        """Begin to read a unit. Returns False if that would evict pinned units or those `kept`."""
         others = self._pinned
         self._pinned = others | kept
         try:
@@ -238,8 +238,8 @@ class ExpertCache(Generic[P]):
         return self._held_bytes + nbytes - self._capacity_bytes
 
     def _place_for(self, unit: int) -> P:
-        """An empty place. The least used unit is evicted for it, one of the same kind if there is
-        any: its place and pages are reused."""
+        """An empty place. Evicts the least used unit if need be, one of the same kind if possible,
+        whose place and pages are reused."""
         kind = self._kinds[unit]
         while self._lacks(unit) > 0:
             victims = self._victims()
@@ -276,15 +276,15 @@ class ExpertCache(Generic[P]):
         return min(units, key=lambda each: float(self._shares[each]))
 
     def _let_go(self, unit: int) -> P:
-        """Evict the unit; its place still has its pages."""
-        with contextlib.suppress(StoreError):  # told when it is read again
+        """Evict a unit. Returns its place, with its pages."""
+        with contextlib.suppress(StoreError):  # raised when it is read again
             self._begun.pop(unit).wait()
         self._is_held[unit] = False
         self._held_bytes -= self._sizes[self._kinds[unit]]
         return self._places.pop(unit)
 
     def _empty(self, place: P, *, kind: int | None) -> None:
-        """Give its pages to the system; it is closed, or stays as one of a kind."""
+        """Free a place's pages, and close it (kind: None) or keep it as idle."""
         self._pages.hand_on(place.memory, None)
         if kind is None:
             self._held_bytes -= self._place_bytes
@@ -292,7 +292,7 @@ class ExpertCache(Generic[P]):
             self._idle[kind].append(place)
 
     def _close_idle(self, *, but_one_of: int | None = None) -> bool:
-        """Close a place without a unit, but for one of this kind; whether there was such a one."""
+        """Close an idle place, but keep one of kind `but_one_of`. Returns whether there was one."""
         for kind, places in self._idle.items():
             if len(places) > (kind == but_one_of):
                 places.pop()
@@ -301,7 +301,7 @@ class ExpertCache(Generic[P]):
         return False
 
     def _fill(self) -> None:
-        """The first units of every group, then the second ones, and so on, while there is room."""
+        """Read the first unit of every group, then the second ones, and so on, while they fit."""
         for place in range(max(self._counts, default=0)):
             for first, count in zip(self._first, self._counts, strict=True):
                 unit = first + place

@@ -1,7 +1,6 @@
-"""Slots of host memory that extents share; an extent has one while it is filled.
+"""Slots of pinned host memory for extents.
 
-A slot is expensive to make, because a device copies only from pinned memory. So a released slot is
-handed to the next extent.
+Pinning memory is slow, so a released slot goes to the next extent.
 """
 
 from __future__ import annotations
@@ -16,39 +15,39 @@ Unpin = Callable[[], None]
 
 
 def unpinned(_memory: memoryview) -> Unpin:
-    """For a device that is the host."""
+    """Pins nothing, for a device that shares the host's memory."""
     return lambda: None
 
 
 class HostSlots:
-    """Makes places as they are needed: the Pages of a WeightStreamer.
+    """Makes slots on demand. The `Pages` of a WeightStreamer.
 
-    Used under the streamer's lock, but for `close`, which comes after it.
+    Used under the streamer's lock, except `close`, which is called after the streamer's.
     """
 
     def __init__(self, slot_bytes: int, *, pin: Callable[[memoryview], Unpin] = unpinned) -> None:
-        """slot_bytes: a multiple of the page size. `pin` tells a device of each place."""
+        """slot_bytes: a multiple of the page size. pin: pins each slot for a device."""
         self._slot_bytes = slot_bytes
         self._pin = pin
         self._slots: list[tuple[memoryview, Unpin]] = []
 
     @property
     def num_slots(self) -> int:
-        """Places there are now."""
+        """Number of slots."""
         return len(self._slots)
 
     def memory(self) -> SlotMemory:
-        """One extent's, of one part; it has a place once it was supplied with one."""
+        """Memory for an extent, which gets a slot by `supply`."""
         return SlotMemory()
 
     def supply(self, memory: Memory) -> None:
-        """The memory is written next: make it a place, if it has none."""
+        """Give the memory a slot before it is written, unless it has one."""
         assert isinstance(memory, SlotMemory)
         if not len(memory):
             memory.take(self._make())
 
     def hand_on(self, memory: Memory, to: Memory | None) -> None:
-        """The place of one extent is the other's now, or given back to the system."""
+        """Give the slot of one memory to another, or free it."""
         assert isinstance(memory, SlotMemory)
         place = memory.leave()
         if place is None:
@@ -70,7 +69,7 @@ class HostSlots:
 
 
 class SlotMemory(Sequence[memoryview]):
-    """Memory of one extent: its part is a place that it may not have yet. See `Memory`."""
+    """Memory of one extent, of one part: its slot, once it has one. See `Memory`."""
 
     def __init__(self) -> None:
         self._place: memoryview | None = None
@@ -88,13 +87,13 @@ class SlotMemory(Sequence[memoryview]):
         return (() if self._place is None else (self._place,))[index]
 
     def take(self, place: memoryview) -> bool:
-        """False where it has one."""
+        """Take a slot. Returns False if it has one already."""
         if self._place is not None:
             return False
         self._place = place
         return True
 
     def leave(self) -> memoryview | None:
-        """Give its place away, and return it."""
+        """Give up its slot, and return it."""
         place, self._place = self._place, None
         return place

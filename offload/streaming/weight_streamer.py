@@ -1,9 +1,9 @@
-"""Weight offload: layers that do not fit into memory are read from disk just before their use.
+"""Weight offload: reads layers that do not fit into memory just before their use.
 
 A decoder uses its layers in the same order for every token. For such a cycle the best policy keeps
 a fixed set and streams the rest through a small window; least-recently-used would miss every time
 (Belady, 1966). The fixed layers are spread among the others, so that the disk has time to read
-(`resident_layers.py`). How many are fixed is decided elsewhere, and may change at any time.
+(`resident_layers.py`). Callers set their number, and may change it at any time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from edge.offload.streaming.resident_layers import is_streamed
 
 
 class WeightStreamer:
-    """Extents in a cycle, each with memory of its own, read as soon as there is room.
+    """Extents in a cycle, each with its own memory, read as soon as there is room.
 
-    The `resident` extents stay once they are read, spread over the cycle. The others are released
-    after each use, and at most `window` of them are held or being read at once. The next reads
-    start while earlier ones run, so the disk waits only for a full window. If the window holds all
+    The `resident` extents, spread over the cycle, stay once they are read. Others are released
+    after each use; at most `window` of them are held or being read at once. The next reads start
+    while earlier ones run, so the disk waits only for a full window. If the window holds all
     extents that are not resident, they stay, too.
     """
 
@@ -43,11 +43,11 @@ class WeightStreamer:
         window: int,
         pages: Pages,
     ) -> None:
-        """Begins to read.
+        """Begin to read.
 
         An extent's bytes are compared with their digests the first time, and whenever the file was
-        written to since. ValueError without extents, or for a window of one: one is used while the
-        next is filled.
+        written to since. Raises ValueError without extents, or for a window of one, because one
+        extent is used while the next is read.
         """
         if not extents or len(memories) != len(extents) or window < 2:
             raise ValueError(f"{len(extents)} extents cannot go through a window of {window}")
@@ -59,15 +59,15 @@ class WeightStreamer:
         self._pages = pages
         self._streamed = self._not_kept(resident)
         self._begun: dict[int, BegunReads] = {}
-        """Extents that are in memory or on their way there."""
+        """Extents that are in memory or being read."""
         self._in_use: int | None = None
         self._used = 0
-        """Uses, counted from the start."""
+        """Number of uses so far."""
         self._begin_ahead()
 
     @property
     def bytes_read(self) -> int:
-        """From the disk, since the streamer was made."""
+        """Bytes read from disk so far."""
         return self._reader.bytes_read
 
     @property
@@ -77,10 +77,10 @@ class WeightStreamer:
 
     @contextlib.contextmanager
     def extent(self, index: int) -> Iterator[None]:
-        """Extent `index` is in its memory until the block ends. For one thread at a time.
+        """Context in which extent `index` is in its memory. For one thread at a time.
 
-        Raises StoreError when the disk fails or the file is not what was written, ValueError when
-        it is not this extent's turn.
+        Raises StoreError if the disk fails or the file has changed, ValueError if it is not this
+        extent's turn.
         """
         with self._mutex:
             if index != self._used % len(self._memories):
@@ -103,19 +103,19 @@ class WeightStreamer:
     def keep(self, resident: int) -> None:
         """Keep `resident` extents from now on; others are released before this returns.
 
-        The extent in use is released after its use. From any thread.
+        The extent in use is released after its use. Called from any thread.
         """
         with self._mutex:
             self._streamed = self._not_kept(resident)
             for index in [each for each in self._begun if self._is_streamed(each)]:
                 if index != self._in_use:
-                    with contextlib.suppress(StoreError):  # told when it is read again
+                    with contextlib.suppress(StoreError):  # raised when it is read again
                         self._begun.pop(index).wait()
                     self._pages.hand_on(self._memories[index], None)
             self._begin_ahead()
 
     def close(self) -> None:
-        """End the reading: a wait for an extent is a StoreError."""
+        """Stop reading. Waits for extents end with a StoreError."""
         self._checked.close()
         self._reader.close()
 
@@ -127,7 +127,7 @@ class WeightStreamer:
         return is_streamed(index, len(self._memories), self._streamed)
 
     def _coming(self) -> Iterator[int]:
-        """The extents to read next, in the order of use, as far as there is room."""
+        """The extents to read next, in the order of use, for which there is room."""
         count = len(self._memories)
         room = self._window - sum(self._is_streamed(index) for index in self._begun)
         for number in range(self._used, self._used + count):
@@ -135,7 +135,7 @@ class WeightStreamer:
             if index not in self._begun:
                 if self._is_streamed(index):
                     if room <= 0:
-                        return  # what comes later must not take its place
+                        return  # later extents must not take its room
                     room -= 1
                 yield index
 

@@ -165,11 +165,11 @@ def test_a_file_that_was_damaged_is_noticed(tmp_path: Path) -> None:
     with file.open("r+b", buffering=0) as opened:
         opened.seek(-200, os.SEEK_END)
         opened.write(b"?")
-    with pytest.raises(StoreCorruptError, match="other keys and values than it was given"):
+    with pytest.raises(StoreCorruptError, match="other keys and values than were written"):
         read(tier, "a", 2)
     with file.open("r+b", buffering=0) as opened:
         opened.truncate(100)
-    with pytest.raises(StoreCorruptError, match="was cut"):
+    with pytest.raises(StoreCorruptError, match="is truncated"):
         read(tier, "a", 2)
     tier.close()
 

@@ -274,7 +274,7 @@ def test_a_root_that_fails_later_is_named_with_a_remedy(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path / "shards", LIMIT)
     shutil.rmtree(tmp_path / "shards")
     (tmp_path / "shards").write_text("in the way")
-    with pytest.raises(StoreError, match=r"shards cannot be used: .*; mend its permissions or"):
+    with pytest.raises(StoreError, match=r"shards cannot be used: .*; repair its permissions or"):
         start(cache, content(1))
 
 

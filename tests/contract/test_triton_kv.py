@@ -136,5 +136,5 @@ def test_what_is_longer_than_every_layer_of_memory_is_refused(
     tier = MemoryKVTier(1 << 20)
     with triton_plan(checkpoint, "solo", tmp_path, limits=limits, kv_tier=tier) as model:
         model.forward(chunk("a", tokens[:16], rows=0))
-        with pytest.raises(RequestError, match="19 tokens of one request: of a single layer"):
+        with pytest.raises(RequestError, match="a single layer of a request of 19 tokens"):
             model.forward(chunk("a", tokens[16:19], 16))

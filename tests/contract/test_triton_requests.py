@@ -71,11 +71,11 @@ def test_states_go_where_their_requests_go(
         go_on("b", 0, 4, others)
         check(model.forward(decode(("b", others[4], 4), ("a", tokens[3], 3)))[:, 0],
               np.stack([beside[4], wanted[3]]))  # fmt: skip
-        with pytest.raises(RequestError, match="from token 3, and its state is that of 4"):
+        with pytest.raises(RequestError, match="at token 3, but its state is at 4"):
             go_on("a", 3, 4)
         assert program.rows("a", 0, 2) is None
         assert not program.cache_digest
-        with pytest.raises(RequestError, match="whose layers have states besides"):
+        with pytest.raises(RequestError, match="do not restore a model with states"):
             program.put_rows("a", 0, [])
         program.swap_out("a")
         model.release("b")

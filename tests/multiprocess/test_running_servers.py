@@ -102,7 +102,7 @@ def test_keys_have_limits_and_change_and_a_request_has_one_id_everywhere(tmp_pat
             assert status == 200
             asked = headers["x-request-id"]
             status, headers, told = complete(url, LIMITED, n=2)
-            assert (status, "1 are its most" in told["error"]["message"]) == (429, True)
+            assert (status, "may have at most 1 at once" in told["error"]["message"]) == (429, True)
             assert headers["retry-after"]
             assert complete(url, LIMITED)[0] == 200
 

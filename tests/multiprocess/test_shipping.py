@@ -261,7 +261,7 @@ def test_a_cache_folder_that_is_removed_or_fails_while_the_daemon_runs(
     with pytest.raises(edge.PeerError) as raised:
         load_once(daemon.address, checkpoint)
     assert str(raised.value).startswith(f"peer far: {daemon.shards} cannot be used: ")
-    assert "mend its permissions" in str(raised.value)
+    assert "repair its permissions" in str(raised.value)
     daemon.await_free()
 
 

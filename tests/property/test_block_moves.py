@@ -128,7 +128,7 @@ def test_nobody_else_comes_while_one_has_all_memory() -> None:
     shard.step("a", 30)
     with pytest.raises(RequestError, match="31 tokens under way; memory is kept for 20"):
         shard.step("b", 1)
-    with pytest.raises(KeyError, match="one that is longer than memory has all of it"):
+    with pytest.raises(KeyError, match="a request that is longer than memory uses all"):
         shard.cache.open("b")
     shard.swap_out("a")
     shard.step("b", 1)

@@ -184,12 +184,12 @@ def test_what_has_a_state_is_not_cut() -> None:
         assert np.array_equal(one, other)
         assert one.any()
     for position in (5, 7):
-        with pytest.raises(RequestError, match=f"from token {position}, and its state is that of"):
+        with pytest.raises(RequestError, match=f"at token {position}, but its state is at"):
             arrive("a", position)
-    with pytest.raises(RequestError, match="from token 3, and its state is that of 0"):
+    with pytest.raises(RequestError, match="at token 3, but its state is at 0"):
         arrive("c", 3)
     shard.swap_out("a")
-    with pytest.raises(RequestError, match="from token 2, and its state is that of 6"):
+    with pytest.raises(RequestError, match="at token 2, but its state is at 6"):
         arrive("a", 2)
     shard.step("a", 1)
     moves.save_state("a", 7, 1)

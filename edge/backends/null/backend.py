@@ -1,7 +1,7 @@
-"""A stand-in for a device: steps are followed, counted and answered with made-up numbers.
+"""A stand-in for a device, which counts steps and answers with made-up numbers.
 
-For tests of code that uses a back end, and for plans of devices that are not here. Keys and values
-are really kept, swapped and matched; weights are not read.
+For tests of code that uses a back end, and for plans of devices that are not here. It stores, swaps
+and matches keys and values, and reads no weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def open_backend(*, threads: int) -> NullBackend:
 
 
 class NullBackend:
-    """See Backend. It runs everywhere, and is used only where it is asked for by name."""
+    """See Backend. It runs everywhere, and is used only if it is named."""
 
     name = "null"
     lacks = frozenset(("linear_attention", "short_convolution"))
@@ -52,12 +52,12 @@ class NullBackend:
     ) -> NullProgram:
         if limits.observes:
             raise RequestError(
-                "a peer that computes nothing has nothing to observe; start it with --backend ort"
+                "the null back end has nothing to observe; start the peer with --backend ort"
             )
         if spec.has_states:
             raise RequestError(
-                "a peer that computes nothing has no states in place of keys and values; start it "
-                "with --backend ort"
+                "the null back end has no states in place of keys and values; start the peer with "
+                "--backend ort"
             )
         return NullProgram(
             spec,

@@ -1,9 +1,9 @@
-"""The numbers of a model that computes nothing: a function of its shape and a request's tokens.
+"""Made-up numbers of the null back end, a function of the model's shape and the tokens.
 
-A hidden state is a row of bits, as 0.0 and 1.0, so that no rounding on the wire changes it. Each
-layer flips those that a sum over all keys and values before it tells, and the last ones choose the
-logits. So a token depends on every key and value of every head in every layer, on each sum and
-each hop, and not at all on how the model is divided.
+A hidden state is a row of bits, as 0.0 and 1.0, so that rounding on the wire does not change it. A
+hash of all keys and values so far selects the bits that each layer flips, and the last hidden state
+selects the logits. So a token depends on every key and value of every head in every layer, and on
+each sum and hop, but not on how the model is divided.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge.models.spec import ModelSpec
 
 _WORD_BITS = 64
 _PEAK = 2.5
-"""By which Gumbel noise is multiplied, to be as peaked as a model's logits."""
+"""Factor of the Gumbel noise, which makes it as peaked as a model's logits."""
 
 Words = NDArray[np.uint64]
 
@@ -43,12 +43,12 @@ def replies(spec: ModelSpec, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def token_bits(ids: Words, bits: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """These bits of what tokens begin as: [tokens, bits]."""
+    """These bits of the tokens' embedding: [tokens, bits]."""
     return word_bits(_mixed(ids), bits)
 
 
 def attention_words(keys: Words, values: Words, layer: int) -> Words:
-    """The mix of each token and all before it; of ids [..., tokens], in place 0 and after."""
+    """A hash of each token and all before it, from ids [..., tokens] of keys and values."""
     places = np.arange(keys.shape[-1], dtype=np.uint64) + np.uint64((layer + 1) << 40)
     each = _mixed(_mixed(keys | values << np.uint64(32)) + _mixed(places))
     return np.add.accumulate(each, axis=-1)
@@ -61,7 +61,7 @@ def word_bits(words: Words, bits: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def logits(hidden: NDArray[np.float32], vocab: range) -> NDArray[np.float32]:
-    """These columns of hidden states [rows, hidden_size]: [rows, len(vocab)]."""
+    """Logits [rows, len(vocab)] of hidden states [rows, hidden_size]."""
     ids = _mixed(np.arange(vocab.start, vocab.stop, dtype=np.uint64))
     rows = [_peaked(_mixed(ids + seed)) for seed in _seeds(hidden > 0.5)]
     return np.array(rows, np.float32).reshape(len(hidden), len(vocab))
@@ -79,7 +79,7 @@ def _peaked(words: Words) -> NDArray[np.float64]:
 
 
 def _mixed(words: Words) -> Words:
-    """Each bit depends on all of a word (the finaliser of SplitMix64, Steele et al. 2014)."""
+    """A hash of each word (the finaliser of SplitMix64, Steele et al. 2014)."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

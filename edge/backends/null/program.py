@@ -1,4 +1,4 @@
-"""One shard that computes nothing, but keeps keys and values as the others do."""
+"""A shard of the null back end: computes nothing, but stores keys and values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edge.version import __version__
 from edge.weights.layout import ShardLayout
 
 _ID_BYTES = 4
-"""A token's id, at the start of each of its keys and values."""
+"""Bytes of a token's id, with which each of its keys and values begins."""
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class Counts:
     """Rows computed, of all requests together."""
     sums: int = 0
     streamed_layers: int = 0
-    """Layers that came from disk, each time counted."""
+    """Layers that steps read from disk."""
     swapped_out: int = 0
-    """Requests, each time counted."""
+    """Swaps of requests to the tier."""
 
 
 class NullProgram(HostKvStorage):
@@ -59,7 +59,7 @@ class NullProgram(HostKvStorage):
         self.weight_bytes = weight_bytes
         self.counts = Counts()
         self.streamed = 0
-        """Layers that come from disk now."""
+        """Number of layers that each step reads from disk."""
         self._spec = spec
         self._layout = layout
         self._limits = limits
@@ -126,10 +126,10 @@ class NullProgram(HostKvStorage):
         return self.receive_buffer(step)[:, step.num_tokens - step.logit_rows :]
 
     def gram(self, run: int) -> NDArray[np.float32]:
-        raise RequestError("a peer that computes nothing has nothing to observe")
+        raise RequestError("the null back end has nothing to observe")
 
     def calibrate(self, request: str) -> None:
-        """Ids of tokens need no scales."""
+        """Does nothing, because ids of tokens need no scales."""
         self.release(request)
 
     def swap_out(self, request: str) -> None:
@@ -150,11 +150,13 @@ class NullProgram(HostKvStorage):
 
     def stream(self, layers: int) -> None:
         if not 0 <= layers <= len(self._layout.layers):
-            raise RequestError(f"{layers} layers from disk, of {len(self._layout.layers)}")
+            raise RequestError(
+                f"{layers} layers cannot stream; the shard has {len(self._layout.layers)}"
+            )
         self.streamed = layers
 
     def interrupt(self) -> None:
-        """Its steps take no time."""
+        """Does nothing, because steps take no time."""
 
     def reset(self) -> bool:
         if self._kv_tier is not None:
@@ -168,7 +170,7 @@ class NullProgram(HostKvStorage):
         self._cache.pool.close()
 
     def _embed(self, step: Step, state: NDArray[np.float32]) -> None:
-        """Tokens that are not in this shard's part of the vocabulary stay zeros."""
+        """Set the tokens' embedding. Tokens outside this shard's vocabulary stay zeros."""
         bits = np.arange(self._spec.hidden_size)
         ids = np.asarray([entry.tokens for entry in step.entries], np.uint64)
         part = self._layout.embedding
@@ -176,7 +178,7 @@ class NullProgram(HostKvStorage):
         state[...] = token_bits(ids, bits) & is_here[..., None]
 
     def _attend(self, step: Step, number: int, layer: int, flips: NDArray[np.float32]) -> None:
-        """Write the tokens' keys and values, and set what this shard's heads make of all."""
+        """Write the tokens' keys and values, and set the bits that this shard's heads flip."""
         all_bits, heads = self._attended[layer]
         for place, entry in enumerate(step.entries):
             new = np.asarray(entry.tokens, "<u4").view(np.uint8).reshape(-1, _ID_BYTES)
@@ -190,7 +192,7 @@ class NullProgram(HostKvStorage):
                 flips[place, :, bits] = word_bits(words[head], bits).T
 
     def _sum(self, step: Step, array: NDArray[np.float32], collective: Collective) -> None:
-        """Over the shards of the stage, which all divide a step alike."""
+        """Sum over the shards of the stage, in the same halves as the other back ends."""
         if not self._layout.is_split:
             return
         first = 0
@@ -201,7 +203,7 @@ class NullProgram(HostKvStorage):
 
 
 def _ids(rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """What keys or values [heads, tokens, elements] say: [heads, tokens]."""
+    """The token ids [heads, tokens] in keys or values [heads, tokens, elements]."""
     as_bytes = np.ascontiguousarray(rows.view(np.uint8)[..., :_ID_BYTES])
     return as_bytes.view("<u4")[..., 0].astype(np.uint64)
 
@@ -211,7 +213,7 @@ def _attended_bits(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Bits of the hidden state that this shard's heads flip, and the local KV head of each.
 
-    Bit i is that of query head i mod `num_heads`, which is in one shard of a stage.
+    Query head i mod `num_heads`, which is in one shard of a stage, flips bit i.
     """
     mixer = layout.attentions[layer]
     first = layout.matrix(f"layers.{layer}.output").columns.start // mixer.value_size

@@ -1,4 +1,4 @@
-"""Norms and the scale that follow a part's product on its way to the hidden state."""
+"""Norms and the scale between a part's product and the hidden state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AfterProduct:
     """Vectors applied to a part's product once it is summed over shards, by name.
 
     The product is normed and added to the hidden state; then the sum is multiplied by the scale.
-    apart: a norm for each of several products side by side, which are added to each other first.
+    apart: norms of several products side by side; each is normed, then they are added.
     """
 
     norm: str | None = None
@@ -32,7 +32,7 @@ NOTHING_AFTER = AfterProduct()
 def after_part(
     build: SegmentBuilder, norm: str, *, scale: str = "", apart: Sequence[str] = ()
 ) -> AfterProduct:
-    """Those of these vectors that the model has."""
+    """The AfterProduct of these names, without those that the model lacks."""
     return AfterProduct(
         norm=norm if build.has_vector(norm) else None,
         scale=scale if build.has_vector(scale) else None,
@@ -41,7 +41,7 @@ def after_part(
 
 
 def normed_product(build: SegmentBuilder, product: str, after: AfterProduct, *, stays: bool) -> str:
-    """The product as it is added to the hidden state. stays: see `SegmentBuilder.vector`."""
+    """The product, normed for the sum with the hidden state. stays: see `SegmentBuilder.vector`."""
 
     def normed(x: str, name: str) -> str:
         weight = build.own_vector(name, stays=stays)

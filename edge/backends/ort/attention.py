@@ -30,7 +30,7 @@ from edge.models.latent_attention import Latent
 def lower_attention(
     build: SegmentBuilder, stream: ResidualStream, layer: int, part: Attention
 ) -> str:
-    """The addend of the hidden state."""
+    """Add the nodes of the layer's attention. Returns the addend of the hidden state."""
     p = f"layers.{layer}."
     normed = stream.norm(f"{p}attention_norm")
     if layer in build.spec.lenders:
@@ -143,6 +143,6 @@ def _remainders(part: Attention) -> list[int | str]:
 
 
 def _cache_rows(build: SegmentBuilder, part: Attention) -> tuple[type[np.generic], list[int | str]]:
-    """(dtype, shape) of the keys, or the values, of one layer."""
+    """(dtype, shape) of one layer's keys, which is also that of its values."""
     dtype, elements = cache_row(part.head_size, build.kv_bits)
     return dtype, ["batch", part.num_kv_heads, "context", elements]

@@ -51,8 +51,8 @@ def open_backend(*, threads: int) -> OrtBackend:
 class OrtBackend:
     """ONNX Runtime's CPU provider with one thread pool and one arena for the whole process.
 
-    Sessions with pools of their own destroy each other: 45 sessions of two threads each ran a
-    1.1 B model at 1.8 tok/s, sharing one pool at 44.6.
+    Sessions with their own pools compete for cores: 45 sessions of two threads each ran a 1.1 B
+    model at 1.8 tok/s, and at 44.6 tok/s with one shared pool.
     """
 
     name = "ort"
@@ -102,7 +102,7 @@ class OrtBackend:
             wanted = load_bytes(layout, weight_format, stacks_experts=stacks_experts)
             return room is None or wanted <= room
 
-        # As a whole it would take more to load than there is; layer by layer it does not.
+        # Loading the whole shard at once would exceed the memory; layer by layer it does not.
         is_tight = not fits(stacks_experts=False)
         if not fits(stacks_experts=True):
             kinds = {}
@@ -132,7 +132,7 @@ class OrtBackend:
             streamed: StreamedLayers | None = None
             embedding: EmbeddingRows | None = None
             mapped: WatchedFile | None = None
-            if any(each.streamed is not None for each in segments):  # not where it has no weights
+            if any(each.streamed is not None for each in segments):  # False without matrices
                 streamed = StreamedLayers(
                     segments,
                     weights,
@@ -147,7 +147,7 @@ class OrtBackend:
                     else _open_session(each, folder=folder)
                     for index, each in enumerate(segments)
                 )
-                # What was packed is not read again.
+                # The unpacked weights are not read again.
                 for path in (weights.path, *stacks.paths):
                     let_go_of(tuple(mappings_of(path)))
                 release_freed_memory()
@@ -196,7 +196,7 @@ class OrtBackend:
 
 
 def _prepare_process(threads: int) -> None:
-    """The pool and the arena belong to the process: made before the first session, then fixed."""
+    """Make the process's thread pool and arena before its first session. They cannot change."""
     global _process_threads  # noqa: PLW0603 - mirrors state that onnxruntime keeps globally
     with _process:
         if _process_threads is None:
@@ -216,10 +216,10 @@ def _session_options() -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3
-    # With it the second step of a size takes one large block next to the small ones of the first.
+    # A memory pattern would add a large block at the second step of a size.
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.use_env_allocators", "1")
-    # Else what packing took stays in the arena, which gives nothing back.
+    # Otherwise memory that packing used would stay in the arena.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return options
 
@@ -233,8 +233,9 @@ def _open_session(segment: GraphSegment, *, folder: str) -> ort.InferenceSession
 def _places(
     layout: ShardLayout, arrays: ShardArrays, weights: ShardWeights, folder: Path
 ) -> Callable[[str], ExternalTensor | NDArray[Any]]:
-    """Matrices by their place below the folder, as kernels pack them. Vectors by value: kernels
-    read them at each step, and a cut mapped file would end the process."""
+    """The tensors of graphs: matrices as places below the folder, because kernels pack them, and
+    vectors as values. Kernels read vectors at each step, and reading a truncated mapped file would
+    end the process."""
     vectors = {vector.name for vector in layout.vectors}
     location = str(weights.path.parent.resolve().relative_to(folder.resolve()) / weights.path.name)
 

@@ -1,4 +1,4 @@
-"""Graphs' inputs and outputs bound to buffers, for good: a step copies and allocates nothing."""
+"""Inputs and outputs of graphs, bound to buffers once, so that steps copy and allocate nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_BINDINGS = 16
 
 
 class Bindings:
-    """A program's bindings by the shape of steps. New graphs, caches or buffers make them void."""
+    """A program's bindings by the shape of steps, void once graphs, caches or buffers change."""
 
     def __init__(self, buffers: StepBuffers, side_inputs: SideInputs) -> None:
         self._buffers = buffers
@@ -29,7 +29,7 @@ class Bindings:
     def of(self, shape: StepShape) -> dict[int, Any]:
         """Bindings of the segments, by index; made at their first use.
 
-        Decode repeats one shape for ever; the least recently used of the others are dropped.
+        The least recently used shapes are dropped; decoding repeats a single one.
         """
         bindings = self._by_shape.get(shape)
         if bindings is None:

@@ -1,4 +1,4 @@
-"""Where experts are computed that come from disk: one graph in each place, for any of its kind."""
+"""Places for streamed experts: a graph, and memory for the weights of any expert of its kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge.backends.ort.runtime import ort
 
 
 class ExpertPlace:
-    """A session, and memory that an expert's weights are read into."""
+    """A session, and the memory into which an expert's weights are read."""
 
     def __init__(self, loose: LooseSession) -> None:
         self.session = loose.session
@@ -27,7 +27,7 @@ class ExpertPlace:
         results: NDArray[np.float32],
         options: ort.RunOptions,
     ) -> None:
-        """x [rows, hidden] → results [rows, hidden], which is filled; biases: by input."""
+        """Fill results [rows, hidden] from x [rows, hidden]. biases: by input of the graph."""
         self._input("x", x[np.newaxis])
         for name, bias in biases.items():
             self._input(name, bias)

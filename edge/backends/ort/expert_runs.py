@@ -1,4 +1,4 @@
-"""Streamed experts, computed after the graph that chooses them for each row."""
+"""Computes streamed experts after the graph that chooses them for each row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HALVES = 2
 
 class _ExpertRows:
     """Buffers that all layers share, for steps of up to `most` rows in up to two halves. Those of a
-    large step are freed before a smaller one."""
+    large step are freed before a smaller step."""
 
     def __init__(self, parts: Iterable[Experts], *, most: int, hidden_size: int) -> None:
         found = tuple(parts)
@@ -43,20 +43,20 @@ class _ExpertRows:
         }
         self._weights = np.zeros(uses, np.float32)
         self._gate = np.zeros(most if found else 0, np.float32)
-        # Pages of its own, which can be given back: those that processes share would stay.
+        # Private pages, because madvise does not free shared ones.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._pages = mmap.mmap(-1, max(1, results * hidden_size * 4), flags=flags)
         self._results = np.frombuffer(self._pages, np.float32, results * hidden_size)
         self._rows = 0
 
     def before_step(self, rows: int) -> None:
-        """Give the results' pages back where a step of `rows` rows is smaller than the last one."""
+        """Free the pages of results if a step of `rows` rows is smaller than the last one."""
         if rows < self._rows:
             self._pages.madvise(mmap.MADV_DONTNEED)
         self._rows = rows
 
     def arrays(self, part: Experts, shape: StepShape) -> dict[str, NDArray[Any]]:
-        """By input or output of a layer's graphs; with room for the most results."""
+        """Arrays by the name of an input or output of a layer's graphs."""
         half, first = shape.half, shape.first_token
         k, count, rows = part.top_k, len(part.held), shape.batch * shape.tokens
         uses, results = rows * k, most_results(part, rows)
@@ -120,7 +120,7 @@ class ExpertRuns:
             shape.first_token,
         )
         given = put_out.reshape(-1, width)[:, :size]
-        done = int(part.is_part)  # the first row is of all others
+        done = int(part.is_part)  # row 0 stands for experts of other shards
         results[:done] = 0
         runs = streamed.experts(index, arrays["expert_used"], tokens=len(given))
         with contextlib.closing(runs):

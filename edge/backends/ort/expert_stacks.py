@@ -1,7 +1,7 @@
-"""Weights of a layer's experts in one piece, for the node that computes all of them.
+"""Stacked weights of a layer's experts, for the node that computes all of them.
 
-A shard's file has them matrix by matrix, as they are streamed and as GPUs want them. So they are
-written once more, to files that are gone when the node's kernels have packed them.
+A shard's file has one matrix after the other, as streaming and GPUs need them. So the stacks are
+written to temporary files, which are deleted once the node's kernels have packed them.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from edge.weights.block_matrices import Blocks
 from edge.weights.recipe import StoredMatrix
 
 _LEAST_VERSION = (1, 31)
-"""Version of ONNX Runtime. Earlier ones multiply with such weights as floats, or have no such
-node."""
+"""Least version of ONNX Runtime. Earlier ones multiply as floats, or lack the node."""
 
 _BITS = (4, 8)
 _PAGE_BYTES = 4096
 _MOST_UNEVEN = 4 / 3
-"""What is gained with experts of 1536 x 768 is 1.6, and with large ones hardly anything."""
+"""Most unevenness between threads. The node is 1.6 times as fast with experts of 1536 x 768, and
+hardly faster with large ones."""
 
 _SUFFIXES = ("codes", "scales")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredStack:
-    """A layer's, where they lie."""
+    """The stack of one layer in its files."""
 
     kind: Blocks
     tensors: Mapping[str, ExternalTensor]
-    """By the names in `StackedWeights`."""
+    """Places of the tensors by the names in `StackedWeights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """Those of a shard."""
+    """The stacks of a shard."""
 
     folder: Path
-    """Below which graphs find their files, and the shard's."""
+    """The folder in which graphs find these files and the shard's."""
     by_layer: Mapping[int, StoredStack]
     paths: tuple[Path, ...] = ()
-    """Their files. What is packed is let go of; what is not stays mapped, and on the disk."""
+    """The files of the stacks. Tensors that are not packed stay mapped and keep disk space."""
 
 
 def stacked_kinds(arrays: ShardArrays, *, hidden_size: int, threads: int) -> dict[int, Blocks]:
-    """The kind of the experts' matrices, by layer where one node can compute them."""
+    """Layers whose experts one node can compute, with the kind of their matrices."""
     version = tuple(int(each) for each in ort.__version__.split(".")[:2])
     if version < _LEAST_VERSION or arrays.format.accuracy != "fast":
         return {}
@@ -78,8 +78,8 @@ def stacked_kinds(arrays: ShardArrays, *, hidden_size: int, threads: int) -> dic
 
 
 def is_shared_out(top_k: int, *, threads: int) -> bool:
-    """Whether threads that compute a token's experts alone end at about the same time. With more
-    threads than experts all of them are at each product, as they are in branches."""
+    """Whether threads with whole experts of a token end at about the same time. With more threads
+    than experts, all threads share each product."""
     rounds = -(-top_k // threads)
     return top_k < threads or rounds * threads <= _MOST_UNEVEN * top_k
 
@@ -88,8 +88,8 @@ def is_shared_out(top_k: int, *, threads: int) -> bool:
 def written_stacks(
     arrays: ShardArrays, kinds: Mapping[int, Blocks], cache: DerivedCache | None
 ) -> Iterator[Stacks]:
-    """No layer's where there is no such cache, or no room on its disk. Their files are gone at the
-    end."""
+    """Write the stacks; none without a cache or room on its disk. The files are deleted when the
+    context ends."""
     nothing = Stacks(folder=arrays.path.parent, by_layer={})
     if cache is None or not kinds:
         yield nothing
@@ -122,7 +122,7 @@ def _write_all(
     suffix: str,
     folder: Path,
 ) -> None:
-    """Write one of the arrays of all matrices, and tell where each is."""
+    """Write one array (`suffix`) of all matrices, and enter each place in `places`."""
     with path.open("xb") as file:
         for number, tensors in places.items():
             part = arrays.layout.layer(number).feed_forward
@@ -160,7 +160,7 @@ def _write(file: BinaryIO, parts: Iterator[NDArray[Any]], location: str) -> Exte
 
 
 def _of_experts(arrays: ShardArrays) -> dict[int, list[StoredMatrix]]:
-    """By layer, a list for each that the shard has."""
+    """The matrices of the shard's experts, by layer."""
     found: dict[int, list[StoredMatrix]] = {number: [] for number in arrays.layout.layers}
     for matrix in arrays.layout.matrices:
         if ".experts." in matrix.name:
@@ -179,7 +179,7 @@ def _one_kind(matrices: list[StoredMatrix]) -> Blocks | None:
 
 
 def _is_computed(part: Experts, kind: Blocks, hidden_size: int) -> bool:
-    """Whether the node has such a block."""
+    """Whether the node supports this block of experts."""
     return (
         kind.bits in _BITS
         and part.activation == "silu"

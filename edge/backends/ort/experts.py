@@ -25,7 +25,7 @@ from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.experts import Experts, expert_name, shared_name
 
 _PARTS = ("gate_up", "down")
-"""What an expert's matrices are called."""
+"""Names of an expert's matrices."""
 
 
 def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, part: Experts) -> str:
@@ -40,7 +40,7 @@ def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, par
         with build.segment.within(branch):
             return _expert(build, part, expert_name(prefix, number), x, own)
 
-    # The norm of the sum comes first: later ones only norm.
+    # This norm comes first, because it also adds the addend.
     of_shared = stream.norm(f"{prefix}mlp_norm")
     x = logits = of_shared
     if part.is_apart:
@@ -98,7 +98,7 @@ def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, par
             )  # fmt: skip
         mixed = mix(build.graph, x, results, routed, hidden_size=size, top_k=part.top_k)
     if shared is None:
-        if part.is_apart:  # of which the shard has no columns
+        if part.is_apart:  # the shard has no columns of the shared expert
             nothing = build.graph.node("Sub", mixed, mixed)
             return build.graph.node("Concat", nothing, mixed, axis=-1)
         return mixed
@@ -133,11 +133,10 @@ def _cut_at_experts(
     routed: Routed,
     gate: str,
 ) -> tuple[str, str, str, Routed]:
-    """End the graph here, where the chosen experts are known and read; the next graph begins after
-    them.
+    """End the graph, so that the chosen experts are read and computed before the next graph.
 
-    It has the experts' inputs, the shared expert's input, which may be the same, the results, and
-    the routing weights. gate: weight of a shared expert; "" without one.
+    Returns values of the next graph: the experts' inputs, the shared expert's input (perhaps the
+    same), the results, and the routing. gate: weight of a shared expert; "" without one.
     """
     count, size = len(part.held), build.spec.hidden_size
     shapes: dict[str, tuple[type[np.generic], list[int | str]]] = {
@@ -161,7 +160,7 @@ def _cut_at_experts(
 
 
 def _streamed_experts(build: SegmentBuilder, layer: int, part: Experts) -> StreamedExperts:
-    """A graph of each expert's own."""
+    """A graph for each expert of a layer."""
     prefix, size = f"layers.{layer}.", build.spec.hidden_size
     biases = _biases(build, prefix)
     widths = {name: build.vector_size(each) // len(part.held) for name, each in biases.items()}
@@ -200,13 +199,13 @@ def _expert(
 
 
 def _biases(build: SegmentBuilder, prefix: str) -> dict[str, str]:
-    """Vectors with one of each expert, by matrix."""
+    """Names of the bias vectors of all experts, by matrix."""
     vectors = {name: f"{prefix}experts_{name}_bias" for name in _PARTS}
     return {name: vector for name, vector in vectors.items() if build.has_vector(vector)}
 
 
 def _of_experts(build: SegmentBuilder, part: Experts, name: str) -> str:
-    """A vector with something of each expert here as [experts, size]."""
+    """The vector with values of each expert of the shard, as [experts, size]."""
     vector = build.own_vector(name)
     shape = np.asarray([len(part.held), -1], np.int64)
     rows = build.graph.constant(f"of_experts_{len(part.held)}", shape)

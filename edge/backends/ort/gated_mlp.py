@@ -11,7 +11,7 @@ from edge.models.gated_mlp import GatedMlp
 def lower_gated_mlp(
     build: SegmentBuilder, stream: ResidualStream, layer: int, part: GatedMlp
 ) -> str:
-    """The addend of the hidden state."""
+    """Add the nodes of the block. Returns the addend of the hidden state."""
     p = f"layers.{layer}."
     gate_up = build.linear(stream.norm(f"{p}mlp_norm"), f"{p}gate_up")
     active = gated(build.graph, gate_up, activation=part.activation)

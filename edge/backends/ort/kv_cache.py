@@ -19,21 +19,21 @@ from edge.protocol.step import StepLimits
 from edge.weights.layout import ShardLayout
 
 _SHIFTS = 8
-"""Places in the context that keys are turned to before their scales are chosen."""
+"""Positions in the context to which keys are rotated before their scales are chosen."""
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerScales:
-    """What codes of one layer are multiplied by: float32 [1, num_kv_heads, 1, channels]."""
+    """Scales of one layer's codes: float32 [1, num_kv_heads, 1, channels]."""
 
     keys: Array
     values: Array
 
 
 class OrtCache(HostCache):
-    """With the scales of each layer, if it is of codes."""
+    """The host's KV caches, with the scales of each layer if they hold codes."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class OrtCache(HostCache):
         bits: int | None = None,
         scales: Sequence[LayerScales] = (),
     ) -> None:
-        """`bits` of a code, with the `scales` of every layer; None for float32."""
+        """bits: of a code, with the scales of every layer; None for float32."""
         self._remainders = tuple(layout.caches if keeps_remainders(bits) else ())
         super().__init__(
             layout,
@@ -62,18 +62,18 @@ class OrtCache(HostCache):
 
     @property
     def digest(self) -> str:
-        """A digest of the scales; the same for every cache of float32."""
+        """A digest of the scales; equal for all float32 caches."""
         digest = hashlib.sha256()
         for each in self._scales:
             digest.update(each.keys.tobytes() + each.values.tobytes())
         return digest.hexdigest()
 
     def bound(self, slot: int, batch: int) -> dict[str, NDArray[Any]]:
-        """What every layer's inputs and outputs are bound to, by name, for these slots."""
+        """Arrays for the inputs and outputs of all layers, by name, for these slots."""
         arrays: dict[str, NDArray[Any]] = {}
         for layer, number in self.numbers.items():
             keys, values = self.pool.layer(number, slot, batch)
-            # Present is bound onto past: attention appends where the cache lies.
+            # Present and past are the same array, so attention appends in place.
             arrays[f"past_key_{layer}"] = arrays[f"present_key_{layer}"] = keys
             arrays[f"past_value_{layer}"] = arrays[f"present_value_{layer}"] = values
             if self._scales:
@@ -84,16 +84,15 @@ class OrtCache(HostCache):
         names = [(layer, name) for layer, part in states for name in part.state_names]
         names += [(layer, "remainders") for layer in self._remainders]
         for (layer, name), state in zip(names, self.pool.states(slot, batch), strict=True):
-            # One buffer for both: its kernels read the past before they write.
+            # One buffer for both, because the kernels read the past before they write.
             arrays[f"past_{name}_{layer}"] = arrays[f"present_{name}_{layer}"] = state
         return arrays
 
     def with_codes(self, request: str, bits: int) -> OrtCache:
-        """An empty cache of codes whose scales suit what `request` has in this one of float32.
+        """An empty cache of codes, with scales for the keys and values that `request` has here.
 
-        Each channel of a key is rotated against another as the position grows, so it may become as
-        large as the two together: scales are chosen for the keys as they would be elsewhere in the
-        context, too.
+        Rotary embedding mixes pairs of a key's channels by position, so a channel may grow to the
+        norm of its pair. Scales are therefore chosen for the keys at several other positions, too.
         """
         slot = self.pool.open(request)
         length = self.pool.length(slot)
@@ -101,7 +100,7 @@ class OrtCache(HostCache):
         shifts = np.unique(np.linspace(0, last, _SHIFTS).astype(np.int64))
 
         def scales_of(samples: Iterator[Array], size: int, *, may_clip: bool) -> Array:
-            """samples [tokens, 1, size] of one head after the other: all would take too much."""
+            """Scales from samples [tokens, 1, size], one head at a time to limit memory."""
             chosen = np.concatenate(
                 [choose_scales(each, bits=bits, may_clip=may_clip) for each in samples]
             )

@@ -14,7 +14,7 @@ from edge.models.linear_attention import LinearAttention
 def lower_linear_attention(
     build: SegmentBuilder, stream: ResidualStream, layer: int, part: LinearAttention
 ) -> str:
-    """The addend of the hidden state."""
+    """Add the nodes of the layer. Returns the addend of the hidden state."""
     p = f"layers.{layer}."
     normed = stream.norm(f"{p}attention_norm")
     shapes: list[list[int | str]] = [["batch", *shape] for shape in part.state_shapes]

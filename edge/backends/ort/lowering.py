@@ -42,7 +42,7 @@ _PARTS: Mapping[str, Callable[[SegmentBuilder, ResidualStream, int, Any], str]] 
     "plain_mlp": lower_plain_mlp,
     "short_convolution": lower_short_convolution,
 }
-"""By kind of part: from the hidden state to what is added to it."""
+"""Functions that add the nodes of each kind of part, and return the addend of the hidden state."""
 
 
 def lower(
@@ -58,15 +58,14 @@ def lower(
     cuts_experts: bool = False,
     observes: bool = False,
 ) -> tuple[GraphSegment, ...]:
-    """Graphs of the shard in execution order; `tensor` gives a named tensor or its place.
+    """Graphs of the shard in execution order. The first stage's `hidden` is the embedding's rows.
 
-    `kv_bits`: of a code in the KV cache; None for float32. `stacks`: weights of experts of layers
-    where one node computes all of them; none where layers are loose. `cut_layers`: at most one
-    layer for each graph, so that its KV cache is needed only while that graph runs. `is_loose`:
-    each layer has graphs of its own without weights, so that it may be streamed. `cuts_experts`:
-    each expert of such a layer is a graph of its own, so that only chosen experts are read.
-    `observes`: sums over inputs of products are inputs and outputs, too (`gram_names`). The first
-    stage takes the tokens' rows of the embedding as `hidden`.
+    tensor: gives a named tensor or its place. kv_bits: of a code in the KV cache; None for float32.
+    stacks: stacked weights of layers whose experts one node computes; none with is_loose.
+    cut_layers: at most one layer for each graph, so that its KV cache is needed only while that
+    graph runs. is_loose: each layer has graphs without weights, so that it may be streamed.
+    cuts_experts: each expert of such a layer has its own graph, so that only chosen experts are
+    read. observes: sums over inputs of products are inputs and outputs, too (`gram_names`).
     """
     build = SegmentBuilder(
         spec,
@@ -125,7 +124,7 @@ def _feed_forward(build: SegmentBuilder, stream: ResidualStream, layer: int) -> 
 
 
 def _token_inputs(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
-    """The token inputs that are added after the feed-forward block, on every shard."""
+    """Add the token inputs after the feed-forward block, on every shard."""
     if build.spec.token_inputs:
         prefix = f"layers.{layer}."
         after = after_part(build, f"{prefix}token_post_norm", scale=f"{prefix}layer_scale")
@@ -146,7 +145,7 @@ def _part(
 
 
 def _streamed(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
-    """A layer in graphs of its own; a split stage cuts there anyway."""
+    """Add a layer in graphs that hold no other layer."""
     layout = build.layout
     if not layout.is_split and build.graph.num_nodes and not stream.adds_zeros:
         stream.carry_over()
@@ -168,18 +167,18 @@ def _streamed(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None
 
 
 def _head(build: SegmentBuilder, stream: ResidualStream) -> None:
-    """The last norm of the rows that are wanted, and the logits of some of these."""
+    """Add the last norm of the requested rows, and their logits."""
     graph = build.graph
     rows = graph.input("rows", np.int64, ["rows"])
     head_rows = graph.input("head_rows", np.int64, ["head_rows"])
-    if build.observed.runs:  # what it would be given for every token
+    if build.observed.runs:  # observe the head's input of every token
         normed = stream.norm("final_norm")
         build.observed.observe(build.segment, normed, "head")
         normed = graph.node("Gather", normed, rows, axis=1)
     else:
         stream.take_rows(rows)
         normed = stream.norm("final_norm")
-    # Requests for hidden states ask for many; the product with the head costs most of all.
+    # Requests for hidden states have many rows, for which the head's product would cost most.
     build.output(normed, "states", np.float32, ["batch", "rows", build.spec.hidden_size])
     normed = graph.node("Gather", normed, head_rows, axis=1)
     logits = finish_logits(

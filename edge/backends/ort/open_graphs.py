@@ -1,4 +1,4 @@
-"""A shard's graphs, ready to run, and the files that they read."""
+"""A shard's graphs with their sessions, and the files that they read."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from edge.backends.watched_file import WatchedFile
 
 @dataclass(frozen=True, slots=True)
 class OpenGraphs:
-    """The graphs of a shard in execution order, each with its session, ready to run."""
+    """The graphs of a shard in execution order, each with its session."""
 
     segments: tuple[GraphSegment, ...]
     sessions: tuple[Any, ...]
     streamed: StreamedLayers | None
-    """Where the weights of loose segments come from."""
+    """The source of the weights of loose segments."""
     embedding: EmbeddingRows | None
-    """Where a loose first stage takes what other graphs look up."""
+    """The embedding's rows on disk, which the first stage reads."""
     mapped: WatchedFile | None
-    """What the graphs may read from still."""
+    """The file that the graphs may still read."""
 
     def check(self) -> None:
-        """Raises CheckpointError if what the graphs read is no longer what it was."""
+        """Raises CheckpointError if the file of weights has changed."""
         if self.mapped is not None:
             self.mapped.check()
 
     def begin(self, index: int) -> None:
-        """The segment's weights are there, once the disk has brought them."""
+        """Wait until the segment's weights are in memory."""
         if self.streamed is not None and self.segments[index].streamed is not None:
             self.streamed.begin(index)
 
     def end(self, index: int) -> None:
-        """The segment is computed: its weights may be let go."""
+        """Release the segment's weights after it was computed."""
         if self.streamed is not None and self.segments[index].streamed is not None:
             self.streamed.end(index)
 

@@ -15,11 +15,11 @@ from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
 
 @dataclass(frozen=True, slots=True)
 class LayerNames:
-    """Names of a layer's tensors in a graph: with its number, unless the layer is streamed."""
+    """Names of a layer's tensors in a graph, without the layer's number if it is streamed."""
 
     streamed: int | None = None
     prefix: str = ""
-    """Within the layer: left out, too."""
+    """A prefix within the layer that is left out, too."""
 
     def local(self, name: str) -> str:
         if self.streamed is None:
@@ -36,7 +36,7 @@ class OpenSegment:
         self.names = names
         self.outputs: list[str] = []
         self.vectors: dict[str, str] = {}
-        """By input, of a streamed layer."""
+        """Names of the vectors of a streamed layer, by input."""
         self.cache_layer: int | None = None
 
     def input(self, name: str, dtype: type[np.generic], shape: Sequence[int | str]) -> str:
@@ -50,7 +50,7 @@ class OpenSegment:
     def output_of_all(
         self, value: str, name: str, dtype: type[np.generic], shape: Sequence[int | str]
     ) -> None:
-        """One that is not called by names of a layer."""
+        """Add an output whose name is the same in all layers."""
         self.graph.output(value, name, dtype, shape)
         self.outputs.append(name)
 
@@ -58,9 +58,9 @@ class OpenSegment:
         return self.graph.weight(self.names.local(name), tensor)
 
     def vector_input(self, name: str, shape: Sequence[int]) -> str:
-        """A vector of a streamed layer, or of the one before it."""
+        """Add an input for a vector of a streamed layer, or of the layer before it."""
         local = self.names.local(name)
-        if local.startswith("layers."):  # the layer before has other numbers in each graph
+        if local.startswith("layers."):  # a vector of the layer before, whose number is left out
             local = f"before.{local.rsplit('.', 1)[-1]}"
         self.graph.input(local, np.float32, shape)
         self.vectors[local] = name
@@ -68,8 +68,8 @@ class OpenSegment:
 
     @contextlib.contextmanager
     def within(self, branch: OnnxGraph, *, prefix: str = "") -> Iterator[None]:
-        """Put nodes into a branch of the graph, or into a graph of its own, which names weights of
-        a streamed layer without this prefix."""
+        """Put nodes into a branch of the graph, or into another graph, whose names of a streamed
+        layer's weights lack this prefix."""
         outer, names = self.graph, self.names
         self.graph, self.names = branch, replace(names, prefix=prefix)
         try:

@@ -1,8 +1,8 @@
-"""Memory that weights are read into: pages side by side, which go from one layer to the next.
+"""Adjacent pages into which weights are read, and which pass from one layer to the next.
 
-A disk writes straight into physical pages. Into a huge page, or into a piece of one, it writes at
-its full rate; into pages of 4 KiB that lie anywhere, at a third of it. Most of a part is huge pages
-by itself. Its end, which is too short for one, is cut here from huge pages for the ends of all.
+A disk writes into physical pages: at its full rate into a huge page or a piece of one, and at a
+third of it into scattered pages of 4 KiB. Most of a part is huge pages by itself. Its end is too
+short for one, so the ends of all parts are cut from common huge pages here.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 
 
 class PageSupply:
-    """Pages of one program's parts, which `own_memory` made. Not for two threads at once."""
+    """Pages for one program's parts, which `own_memory` made. Not thread-safe."""
 
     def __init__(self) -> None:
         self._libc = _libc()
         self._next = self._end = 0
-        """What is left of the huge page that is being cut."""
+        """Addresses of the rest of the huge page that is being cut."""
         self._supplied: dict[int, tuple[int, ...]] = {}
-        """The ends that have their pages, by address: how many bytes were cut from each huge
-        page. The system moves what was cut together only."""
+        """Ends of parts that have pages, by address: the bytes cut from each huge page. mremap
+        moves only pages of one cut at a time."""
 
     def supply(self, parts: Sequence[memoryview]) -> None:
-        """The parts are about to be written: give their ends pages, if they have none.
+        """Give the ends of parts pages before the parts are written, unless they have some.
 
-        Where the system does not take it, they come one by one when they are written.
+        If the system refuses, the pages are allocated one by one when they are written.
         """
         for part in parts:
             address, nbytes = _ranges(part)[-1]
@@ -40,10 +40,10 @@ class PageSupply:
                 self._supplied[address] = self._cut(address, nbytes)
 
     def hand_on(self, parts: Sequence[memoryview], to: Sequence[memoryview] | None) -> None:
-        """Move the pages of parts to others of the same sizes, or give them back to the system.
+        """Move the pages of parts to others of the same sizes, or return them to the system.
 
-        What is written next then finds pages there already, which the system would have to clear
-        else. The parts can be written again, once they are supplied.
+        Moved pages need not be cleared by the system again. The parts can be written again after
+        `supply`.
         """
         if to is not None and [each.nbytes for each in to] != [each.nbytes for each in parts]:
             to = None
@@ -59,13 +59,13 @@ class PageSupply:
                     _advise(self._libc, address, nbytes, mmap.MADV_DONTNEED)
 
     def close(self) -> None:
-        """Give back what is not cut yet. May be called again."""
+        """Free the rest of the current huge page. May be called again."""
         if self._end > self._next:
             self._libc.munmap(ctypes.c_void_p(self._next), ctypes.c_size_t(self._end - self._next))
         self._next = self._end = 0
 
     def _cut(self, address: int, nbytes: int) -> tuple[int, ...]:
-        """From huge pages, one after the other; how much came from each."""
+        """Cut `nbytes` from huge pages for this address. Returns the bytes from each page."""
         sizes: list[int] = []
         while (left := nbytes - sum(sizes)) > 0:
             if self._next == self._end and not self._new_page():
@@ -90,7 +90,7 @@ class PageSupply:
             if high > low:
                 self._libc.munmap(ctypes.c_void_p(low), ctypes.c_size_t(high - low))
         _advise(self._libc, first, HUGE_PAGE_BYTES, _MADV_HUGEPAGE)
-        ctypes.memset(first, 0, HUGE_PAGE_BYTES)  # now, as a whole
+        ctypes.memset(first, 0, HUGE_PAGE_BYTES)  # allocates it as one huge page
         self._next, self._end = first, last
         return True
 
@@ -111,22 +111,22 @@ class PageSupply:
 
 
 def own_memory(address: int, nbytes: int) -> memoryview:
-    """Memory of our own, whole pages, at an address where something is mapped already.
+    """Map private memory, in whole pages, over an existing mapping at an address.
 
-    It takes none before something is written to it. Raises RequestError where the system refuses.
+    Pages are allocated when they are written. Raises RequestError if the system refuses.
     """
     size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     libc = _libc()
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     if libc.mmap(address, size, protection, flags, -1, 0) != address:
-        raise RequestError("the system does not give memory where weights are to be streamed to")
+        raise RequestError("the system refuses to map memory for streamed weights")
     _advise(libc, address, size, _MADV_HUGEPAGE)
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 def want_huge_pages(parts: Sequence[memoryview]) -> None:
-    """Put parts that `own_memory` made into huge pages."""
+    """Ask for huge pages in parts that `own_memory` made."""
     libc = _libc()
     for part in parts:
         address = ctypes.addressof(ctypes.c_char.from_buffer(part))

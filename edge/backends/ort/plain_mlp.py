@@ -11,7 +11,7 @@ from edge.models.plain_mlp import PlainMlp
 def lower_plain_mlp(
     build: SegmentBuilder, stream: ResidualStream, layer: int, part: PlainMlp
 ) -> str:
-    """The addend of the hidden state."""
+    """Add the nodes of the block. Returns the addend of the hidden state."""
     p = f"layers.{layer}."
     up = build.linear(stream.norm(f"{p}mlp_norm"), f"{p}up")
     return build.linear(activated(build.graph, up, activation=part.activation), f"{p}down")

@@ -1,17 +1,15 @@
-"""Prepacked weights of ONNX Runtime: taken out of it, and put back into it.
+"""Prepacked weights of ONNX Runtime, exchanged under a session.
 
 A session packs each constant weight for its kernels when it is made. It can save the result as
-blobs next to the model, and a session made from such files keeps the blobs mapped. Here the mapping
-of a session's blobs is replaced by memory of our own; the session then computes the layer whose
-blobs are read into that memory.
+blobs beside the model, and a session made from such files maps the blobs. Here this mapping is
+replaced by our own memory; the session then computes the layer whose blobs are read into it.
 
 The format of the blobs depends on the version of ONNX Runtime and on the processor. So three things
-are checked, and no version is excluded beforehand. Blobs on disk are of one `packing_key`: another
-version packs anew. A file whose blobs are described in another way, or are not mapped, is refused
-here. And before layers are streamed, one of each kind is computed from exchanged blobs, and must
-equal a plain session bit for bit (`edge/backends/ort/streaming.py`). If one of these fails, a model
-that does not fit into memory is not loaded, and the error says why; a model that fits does not come
-here.
+are checked, and no version is excluded beforehand. Blobs on disk belong to one `packing_key`, and
+another version packs anew. A file whose blobs are described in another way, or are not mapped, is
+refused here. Before layers are streamed, one of each kind is computed from exchanged blobs and must
+equal a plain session bit for bit (`edge/backends/ort/streaming.py`). If a check fails, a model that
+does not fit into memory is not loaded, and the error says why. Models that fit do not use this.
 """
 
 from __future__ import annotations
@@ -35,26 +33,27 @@ from edge.host.mapped_file import Mapping, let_go_of, mappings_of
 from edge.offload import StoreFullError, disk_errors_as_store_errors
 
 PART_ALIGNMENT = 2 << 20
-"""Blobs in a template's file are aligned to this: mapped there, memory comes in huge pages."""
+"""Alignment of blobs in a template's file, so that their memory can be huge pages."""
 
 _MODEL, _DATA = "model.onnx", "model.data"
 _SAVED = "saved.onnx"
 _LAYOUT_VERSION = 3
-"""Raised with every change of what is packed here, and in which order."""
+"""Raised with every change of the packed contents or their order."""
 
 _SMALLEST_WEIGHT = "129"
-"""Bytes. What is smaller is no matrix but a shape, which graphs need within the model."""
+"""Bytes of the smallest tensor outside the model. Smaller ones are shapes, which graphs need in
+it."""
 
 _PACKED = re.compile(r"(?P<kernel>.*?)\|(?P<places>\d+;\d+;\d+(\|\d+;\d+;\d+)*)")
 _REMEDY = "give the peer more --memory, share the model with more peers, or try another onnxruntime"
 _COPY_BYTES = 1 << 20
 _FULL_BYTES = 1 << 20
-"""A disk with less than this left when something could not be written was full."""
+"""Free bytes below which a failed write counts as a full disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """One packed weight: what it was packed from, and where it lies in the template's file."""
+    """One packed weight: its original tensor, and its place in the template's file."""
 
     weight: str
     offset: int
@@ -69,12 +68,12 @@ class Template:
     blobs: tuple[Blob, ...]
 
     def read(self, blob: Blob) -> NDArray[np.uint8]:
-        """The blob as a view of its file, so that it takes no memory before it is read."""
+        """The blob as a mapped view of its file."""
         return np.memmap(self.folder / _DATA, np.uint8, "r", blob.offset, (blob.nbytes,))
 
 
 def packing_key() -> str:
-    """Changes whenever the kernels may pack another way."""
+    """A key that changes whenever kernels may pack in another way."""
     flags = ""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -91,8 +90,8 @@ def make_template(
 ) -> Template:
     """Pack the graph's weights and lay them out in `folder`, each blob at PART_ALIGNMENT.
 
-    Small blobs share pages with their neighbours in what ONNX Runtime writes; here none does, so
-    each one's mapping is its alone. Raises StoreFullError when the disk is full.
+    In ONNX Runtime's file small blobs share pages; here each has its own, so that each mapping can
+    be replaced alone. Raises StoreFullError if the disk is full.
     """
     saving = options()
     for key, value in (
@@ -108,15 +107,15 @@ def make_template(
     except Exception as error:  # onnxruntime raises plain exceptions
         if shutil.disk_usage(folder).free < _FULL_BYTES:
             raise StoreFullError(
-                f"the disk is full, {folder} cannot take the weights that are packed for this "
-                "device; free some room and try again"
+                f"the disk is full and {folder} cannot take the weights packed for this device; "
+                "free some room and try again"
             ) from error
         raise
     (folder / f"{_SAVED}.data").touch()  # a graph may have no matrices
     saved = onnx.load(str(folder / _SAVED), load_external_data=False)
     products = [node for node in saved.graph.node if node.op_type == "MatMulNBits"]
     scales = {node.input[2] for node in products}  # packed together with the codes
-    # Some processors' kernels read these as they are, and ONNX Runtime leaves few in the model.
+    # Kernels of some processors read these unpacked, and ONNX Runtime leaves few in the model.
     zero_points = {node.input[3] for node in products if len(node.input) > 3}
     blobs: list[Blob] = []
     with (
@@ -154,15 +153,15 @@ def make_template(
 
 
 def _packed_places(said: str) -> tuple[str, list[tuple[int, int, str]]]:
-    """The kernel that packed a weight, and of each of its blobs offset, bytes and what follows.
+    """The kernel that packed a weight, and of each blob its offset, its bytes and the rest.
 
-    Raises RequestError where ONNX Runtime says it in another way.
+    Raises RequestError for a description in another format.
     """
     match = _PACKED.fullmatch(said)
     if match is None:
         raise RequestError(
-            f"this onnxruntime ({ort.__version__}) describes packed weights in a way that is not "
-            "known, so they cannot be streamed",
+            f"this onnxruntime ({ort.__version__}) describes packed weights in an unknown way, so "
+            "they cannot be streamed",
             remedy=_REMEDY,
         )
     places = (place.split(";") for place in match["places"].split("|"))
@@ -170,7 +169,7 @@ def _packed_places(said: str) -> tuple[str, list[tuple[int, int, str]]]:
 
 
 def _move_out(tensor: onnx.TensorProto, offset: int, nbytes: int) -> None:
-    """Move a tensor of the model to where it lies in the template's file."""
+    """Replace a tensor of the model by its place in the template's file."""
     tensor.ClearField("raw_data")
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", _DATA), ("offset", str(offset)), ("length", str(nbytes))):
@@ -179,7 +178,7 @@ def _move_out(tensor: onnx.TensorProto, offset: int, nbytes: int) -> None:
 
 
 class _Layout:
-    """Copies runs of one file, and other bytes, to aligned places in another."""
+    """Copies byte ranges of a file, and other bytes, to aligned places in another file."""
 
     def __init__(self, source: Any, target: Any) -> None:
         self._source, self._target = source, target
@@ -206,30 +205,30 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class LooseSession:
-    """A session and the memory that its packed weights are read into, one part for each blob.
+    """A session and the memory for its packed weights, one part for each blob.
 
-    The parts stay valid as long as the session lives. Each is whole pages, the blob at its start,
-    and takes no memory until something is written to it.
+    The parts are valid as long as the session lives. Each is whole pages that are allocated when
+    they are written, with the blob at its start.
     """
 
     session: ort.InferenceSession
     parts: tuple[memoryview, ...]
     weights: tuple[str, ...]
-    """What each part was packed from."""
+    """The tensor from which each part was packed."""
 
 
 def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions]) -> LooseSession:
-    """A session whose weights are not there yet.
+    """A session without weights.
 
-    Raises RequestError where the system does not let memory be put there.
+    Raises RequestError if the system refuses to replace the mappings.
     """
     session = ort.InferenceSession(
         str(template.folder / _MODEL), options(), providers=["CPUExecutionProvider"]
     )
-    # Where earlier sessions had blobs, the file is not mapped any more. Read once: the list has a
-    # line for each place of the process, and there are thousands.
+    # Mappings of earlier sessions were replaced already. The list is read once, because it has
+    # thousands of lines.
     mappings = tuple(mappings_of(template.folder / _DATA))
-    # What the blobs were packed from was read for a comparison, and never will be again.
+    # The original tensors were read for a comparison, and are not read again.
     let_go_of(mappings)
     parts = tuple(_own_memory(blob, mappings) for blob in template.blobs)
     return LooseSession(session, parts, tuple(blob.weight for blob in template.blobs))

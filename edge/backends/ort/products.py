@@ -25,7 +25,7 @@ class Matrix:
     rows: int
     columns: int
     array: Callable[[str], str]
-    """The graph's value for one of the arrays it is stored as, by the array's name."""
+    """Gives the graph's value for one of the matrix's stored arrays, by name."""
 
 
 def product(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
@@ -51,7 +51,7 @@ def product(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
 
 
 def pad(graph: OnnxGraph, x: str, padding: int) -> str:
-    """Zeros before the columns of x, where a slice of a matrix starts inside a block of it."""
+    """x with `padding` zero columns before it, for slices that start inside a block."""
     if not padding:
         return x
     pads = graph.constant(f"pad_{padding}", np.asarray([0, 0, padding, 0, 0, 0]))

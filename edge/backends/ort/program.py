@@ -1,7 +1,7 @@
 """One shard's ONNX Runtime sessions over buffers made once.
 
-Nothing is copied or allocated per step: every input and output is bound to a long-lived numpy
-buffer, and the present KV is bound onto the past KV, so attention appends in place.
+A step copies and allocates nothing: every input and output is bound to a long-lived numpy buffer,
+and the present KV to the past KV, so attention appends in place.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
 
 _OF_THE_HEAD = ("states", "logits")
-"""Outputs of a graph that has nothing but the head."""
+"""Outputs of a graph that is only the head."""
 
 
 class OrtProgram(HostKvStorage):
-    """One shard's sessions, their shared buffers, and the KV of its requests. See StageProgram."""
+    """One shard's sessions, their buffers, and the KV caches of its requests. See StageProgram."""
 
     def __init__(
         self,
@@ -56,13 +56,10 @@ class OrtProgram(HostKvStorage):
         lends_buffers: bool = False,
         kv_tier: KVTier | None = None,
     ) -> None:
-        """`open_graphs` makes the sessions.
-
-        Its arguments: bits of the KV cache, None for float32, and the number of layers on disk.
-        lends_buffers: see `ShardWeights`.
-        """
+        """open_graphs: makes the sessions, for the bits of the KV cache (None: float32) and the
+        number of layers on disk. lends_buffers: see `ShardWeights`."""
         self._kv_bits = kv_bits(kv_dtype)
-        # What remainders add is summed in an order that depends on where steps are cut.
+        # The order of sums over remainders depends on the division into steps.
         self.rows_agree = self_check.of_chunks and not keeps_remainders(self._kv_bits)
         self._fills_up = limits.batch_invariant and self_check.of_pairs and not self_check.of_single
         self.batches_agree = self_check.of_single or self._fills_up
@@ -73,14 +70,14 @@ class OrtProgram(HostKvStorage):
         self._open_graphs = open_graphs
         self._arena = arena
         self._run_options = ort.RunOptions()
-        # Its own value where there is none. ONNX Runtime's Python part asks for it in every run,
-        # and what says that there is none is an exception of C++: 60 us in every run of a graph.
+        # The value that stands for "none". ONNX Runtime's Python code reads the entry in each run,
+        # and a missing entry costs a C++ exception, 60 us a run.
         self._run_options.add_run_config_entry("gpu_graph_id", "0")
         self._kv_dtype = kv_dtype
         self._lends_buffers = lends_buffers
         self._lending: Lending | None = None
         self._unused_bytes = 0
-        """Bytes of memory that the step before this one left."""
+        """Bytes of memory that the last step left unused."""
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
         self._cache: OrtCache = OrtCache(layout, limits)
@@ -89,10 +86,10 @@ class OrtProgram(HostKvStorage):
         self._side_inputs = SideInputs(spec, layout, limits)
         self._bindings = Bindings(self._buffers, self._side_inputs)
         self._experts: ExpertRuns | None = None
-        """Made where layers may be on disk."""
+        """Set if layers may be on disk."""
         try:
-            # Last, as it may begin to read from disk. Codes need scales, which only keys and values
-            # can tell: the cache is float32 until then.
+            # Last, because it may begin to read from disk. The cache is float32 until `calibrate`,
+            # because the scales of codes follow from keys and values.
             self._use(open_graphs(None, layout.streamed_layers))
         except BaseException:
             self._cache.pool.close()
@@ -126,7 +123,7 @@ class OrtProgram(HostKvStorage):
         self._graphs.check()
         self._lend(step)
         self._moves.arrive(step)
-        # Products take rows in pairs, and round a last one alone in another way.
+        # Products take rows in pairs, and a single last row is rounded in another way.
         fills_up = self._fills_up and step.num_tokens == 1 and step.batch % 2 == 1
         slot = self._cache.pool.gather([entry.request for entry in step.entries], spare=fills_up)
         if self._buffers.make_room_for_logits(step, step.batch + step.batch % 2 * self._fills_up):
@@ -144,7 +141,7 @@ class OrtProgram(HostKvStorage):
         if self._graphs.embedding is not None:
             self._side_inputs.look_up(self._graphs.embedding, self._buffers, rows)
         self._run(shapes, collective)
-        self._graphs.check()  # what was read meanwhile was what it should be
+        self._graphs.check()  # the weights did not change during the step
         for offset, entry in enumerate(step.entries):
             self._cache.pool.wrote(slot + offset, entry.end)
         if self._layout.is_last_stage:
@@ -157,7 +154,8 @@ class OrtProgram(HostKvStorage):
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> HostLogits:
         logits = self.forward(step, hidden, collective)
-        # Where the last graph would put out the residual stream, which the head takes no further.
+        # The buffer of the last graph's hidden state, which is free because the head has no such
+        # output.
         last = self._buffers.hidden[len(self._graphs.segments) % 2]
         states = rows_of(last, self._spec.hidden_size, step.batch, step.logit_rows)
         return HostLogits(logits, states)
@@ -176,7 +174,7 @@ class OrtProgram(HostKvStorage):
         self._moves = CacheMoves(cache.pool, cache.shape, self._kv_tier, self._limits)
         streamed = self._graphs.streamed
         layers = streamed.streamed if streamed is not None else 0
-        self._drop_graphs()  # before the others: the weights fit only once
+        self._drop_graphs()  # first, because the weights fit into memory only once
         self._arena.give_back()
         self._use(self._open_graphs(self._kv_bits, layers))
         self._graph_bits = self._kv_bits
@@ -192,13 +190,13 @@ class OrtProgram(HostKvStorage):
     def stream(self, layers: int) -> None:
         streamed, experts = self._graphs.streamed, self._experts
         has_experts = experts is not None and experts.has_experts
-        # Layers that were all to stay are not cut where experts would be brought in.
+        # Layers that were all resident are not cut at their experts.
         is_cut = streamed is not None and not (streamed.brings_whole_layers and has_experts)
         if streamed is not None and (is_cut or not layers):
             streamed.stream(layers, self._layout.streaming(layers).kept_experts)
         elif layers:
             self._bindings.clear()
-            self._drop_graphs()  # before the others: there may be no room for both
+            self._drop_graphs()  # first, because there may be no room for both
             self._arena.give_back()
             try:
                 self._use(self._open_graphs(self._graph_bits, layers))
@@ -249,8 +247,8 @@ class OrtProgram(HostKvStorage):
             )
 
     def _lend(self, step: Step | None) -> None:
-        """Weights from disk stay where this step, and the one before it, leave memory unused; None:
-        keys and values come in, of which no step knows."""
+        """Lend memory that this step and the last one leave unused to streamed weights. None: lend
+        nothing, because keys and values arrive outside of steps."""
         streamed, lending, pool = self._graphs.streamed, self._lending, self._cache.pool
         if streamed is None or lending is None:
             return
@@ -268,7 +266,7 @@ class OrtProgram(HostKvStorage):
         graphs.close()
 
     def _run(self, shapes: list[StepShape], collective: Collective) -> None:
-        """Segment after segment. While one half's sum is under way the other is computed."""
+        """Run the segments in turn. The sum of one half overlaps the computation of the other."""
         bindings = [self._bindings.of(shape) for shape in shapes]
         graphs, buffers, experts = self._graphs, self._buffers, self._experts
         under_way: list[BackgroundWork | None] = [None] * len(shapes)
@@ -280,8 +278,8 @@ class OrtProgram(HostKvStorage):
             for half, shape in enumerate(shapes):
                 _wait(under_way[half])
                 if segment.outputs == _OF_THE_HEAD and not shape.rows:
-                    # The head of a chunk that wants no logits. Where it is observed it also has
-                    # sums among its outputs, which are of every token.
+                    # The head of a chunk without logits. An observed head has further outputs and
+                    # is not skipped.
                     continue
                 binding = bindings[half].get(index)
                 if binding is None:

@@ -12,9 +12,9 @@ from edge.kernels.rms_norm.onnx import add_rms_norm, rms_norm
 
 
 class ResidualStream:
-    """The hidden state of a shard on its way through the graphs of a builder.
+    """The hidden state of a shard while its graphs are built.
 
-    A part's product is not added at once: the next norm adds it on its way.
+    A part's product is not added at once; the kernel of the next norm adds it.
     """
 
     def __init__(self, build: SegmentBuilder) -> None:
@@ -23,13 +23,13 @@ class ResidualStream:
         self._addend: str | None = None
         """A product not yet added to the hidden state."""
         self._after = NOTHING_AFTER
-        """What it goes through first, where it was summed over shards only just now."""
+        """Norms that the addend still needs, if it was just summed over shards."""
         self._scale: str | None = None
-        """What the sum of both is multiplied by, once both are there."""
+        """Name of the factor for the sum of hidden state and addend."""
         self._nothing: str | None = None
-        """The addend that a stage begins with, and what follows where a layer is scaled."""
+        """The addend of zeros at the start of a stage, and after a scaled layer."""
         self._kept: dict[int, str] = {}
-        """By layer, what it was given: where that is a value of this graph."""
+        """Inputs of layers that are values of this graph, by layer."""
 
     @property
     def adds_zeros(self) -> bool:
@@ -38,13 +38,13 @@ class ResidualStream:
 
     @property
     def is_under_way(self) -> bool:
-        """The graph has something that none before it has put out."""
+        """Whether the graph has nodes, or an addend that is not added yet."""
         return bool(self._build.graph.num_nodes) or self._addend is not None
 
     @property
     def adds(self) -> str:
-        """What the next norm adds to the hidden state, in words: graphs that add alike have the
-        same nodes for it."""
+        """The addend of the next norm, in words. Graphs with the same words have the same nodes for
+        it."""
         if self._addend is None:
             return "nothing"
         if self.adds_zeros:
@@ -54,10 +54,8 @@ class ResidualStream:
         return added if self._scale is None else f"{added}, scaled"
 
     def begin_model(self) -> None:
-        """Take what the embedding has of each token, or this shard's part of that.
-
-        The table stays on disk; its rows are given.
-        """
+        """Begin with the embedding's rows, which are an input. Of a divided table, sum them over
+        the shards."""
         self._hidden = self._build.hidden_input("hidden")
         if self._build.layout.sums_embedding:
             self._hidden = self._build.graph.node("Identity", self._hidden)
@@ -65,16 +63,16 @@ class ResidualStream:
             self._cut("hidden")
 
     def begin_stage(self) -> None:
-        """Take the hidden state of the stage before, with nothing to be added to it still.
+        """Begin with the hidden state of the stage before, and an addend of zeros.
 
-        The first norm then is the kernel that adds as well, as after every other layer:
-        another one would round in another way, and where stages are cut must not matter.
+        With an addend, the first norm is the same kernel as after every other layer. Another kernel
+        would round differently, and results must not depend on cuts between stages.
         """
         self._hidden = self._build.hidden_input("hidden")
         self._add_nothing()
 
     def norm(self, weight: str) -> str:
-        """The hidden state with what was yet to be added to it; normed if there is the weight."""
+        """Add the addend to the hidden state; normed if the model has this norm."""
         self._multiply()
         name = self._build.vector(weight)
         if name is None:
@@ -99,7 +97,7 @@ class ResidualStream:
         return normed
 
     def whole_hidden(self) -> str:
-        """The hidden state with all that was to be added to it."""
+        """Add the addend to the hidden state, without a norm."""
         self._add()
         return self._hidden
 
@@ -111,14 +109,13 @@ class ResidualStream:
             self._addend = graph.node("Gather", self._addend, rows, axis=1)
 
     def keep(self, layer: int) -> None:
-        """The hidden state, to which nothing is to be added still, is what the layer is given, and
-        what others need of it."""
+        """Complete the hidden state, and output it as the input of this layer for later layers."""
         self._add(stays=True)
         self._kept[layer] = self._hidden
         self._build.hidden_output(self._hidden, f"kept_out_{layer}")
 
     def kept(self, layer: int, norm: str) -> str:
-        """What that layer was given, normed by this weight: to the bit as it was normed there."""
+        """The input of an earlier layer, normed by this weight with the same bits as there."""
         build = self._build
         x = self._kept.get(layer) or build.hidden_input(f"kept_{layer}")
         nothing, weight = build.graph.node("Sub", x, x), build.own_vector(norm)
@@ -127,7 +124,7 @@ class ResidualStream:
         return normed
 
     def contribute(self, product: str, after: AfterProduct) -> None:
-        """A part's product is to be added to the hidden state, once it is summed over shards."""
+        """Make a part's product the addend, after a sum over shards."""
         if not self._build.layout.is_split:
             self.contribute_whole(product, after)
             return
@@ -136,19 +133,19 @@ class ResidualStream:
         self._cut("partial", after=after)
 
     def contribute_whole(self, product: str, after: AfterProduct) -> None:
-        """The same of what every shard computes for itself."""
+        """Make a product the addend that every shard computes as a whole."""
         self._addend, self._after = product, after
         self._addend, self._scale = self._take(), after.scale
         self._multiply()
 
     def contribute_nothing(self, after: AfterProduct) -> None:
-        """The same of a part that the shard has no units of."""
+        """Take part in the sum over shards for a part of which this shard has no units."""
         self._add(stays=True)
         self._build.hidden_output(self._hidden, "hidden_out")
         self._cut("partial", partial_is_zero=True, after=after)
 
     def carry_over(self) -> None:
-        """Cut inside a stage that is not split. The next graph adds, as it would have without."""
+        """Cut inside a stage that is not split. The addend passes to the next graph."""
         carried = self._addend
         self._build.hidden_output(self._hidden, "hidden_out")
         if carried is not None:
@@ -160,9 +157,8 @@ class ResidualStream:
     def cut_within(
         self, values: Sequence[str], done: str, *, experts: StreamedExperts
     ) -> Sequence[str]:
-        """Cut inside a part of a streamed layer; the next graph has these values [batch, tokens,
-        hidden] of the part, and the hidden state. `done`: what the graph is of its layer; the first
-        of the values is what the experts are given."""
+        """Cut inside a part of a streamed layer. Returns these values [batch, tokens, hidden] in
+        the next graph; the first one is the experts' input. done: kind of the graph that ends."""
         build, parts = self._build, len(values)
         together = build.graph.node("Concat", *values, axis=-1) if parts > 1 else values[0]
         build.hidden_output(self._hidden, "hidden_out")
@@ -189,7 +185,7 @@ class ResidualStream:
         experts: StreamedExperts | None = None,
         parts: int = 1,
     ) -> None:
-        """Close the graph; the next one starts from what this one put out."""
+        """Close the graph; the next one starts from its outputs."""
         parts = max(parts, after.parts)
         self._build.cut(reduce, partial_is_zero=partial_is_zero, experts=experts, parts=parts)
         self._kept = {}
@@ -200,11 +196,11 @@ class ResidualStream:
         self._after, self._scale = after, after.scale
 
     def _add_nothing(self) -> None:
-        """The next norm then is the kernel that adds as well."""
+        """Set an addend of zeros, so that the next norm uses the kernel that adds."""
         self._addend = self._nothing = self._build.graph.node("Sub", self._hidden, self._hidden)
 
     def _multiply(self, *, stays: bool = False) -> None:
-        """Make the hidden state what a scaled layer gives, as if a stage began after it."""
+        """Apply the scale of a layer, as if a stage began after it."""
         if self._scale is None:
             return
         scale = self._build.own_vector(self._scale, stays=stays)
@@ -220,7 +216,7 @@ class ResidualStream:
             self._hidden = self._build.graph.node("Add", self._hidden, addend)
 
     def _take(self, *, stays: bool = False) -> str | None:
-        """What is to be added to the hidden state, as it is added."""
+        """Remove the addend, and return it normed; None without one."""
         addend, after = self._addend, self._after
         self._addend, self._after = None, NOTHING_AFTER
         if addend is None:

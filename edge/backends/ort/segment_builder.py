@@ -1,7 +1,7 @@
-"""Graphs under construction: what a shard computes between two sums, and its weights in them.
+"""Builds a shard's graphs, each from one sum over shards to the next.
 
-Knows nodes, weights and where a graph ends; what goes from graph to graph is told by
-`ResidualStream`, what the parts of a layer compute by the module of each kind of part.
+Knows nodes, weights and cuts. `ResidualStream` knows what passes between graphs, and the module of
+each kind of part what it computes.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from edge.weights.recipe import StoredMatrix
 
 
 class ObservedInputs:
-    """Sums of what the products of a shard are given, as inputs and outputs of its graphs.
+    """Sums over the inputs of a shard's products, as inputs and outputs of its graphs.
 
-    Each graph adds to what was seen before.
+    Each graph adds to the sums so far.
     """
 
     def __init__(self, layout: ShardLayout, *, is_asked_for: bool) -> None:
@@ -44,7 +44,7 @@ class ObservedInputs:
         self._layout = layout
 
     def observe(self, segment: OpenSegment, x: str, name: str) -> None:
-        """Add what the matrix is given to what it was given before, if that is asked for."""
+        """Add the matrix's input to its sums, if it is observed."""
         runs = [each for each in self.runs if isinstance(each, ObservedRun)]
         runs = [run for run in runs if run.matrix == name]
         if not runs:
@@ -74,7 +74,7 @@ class ObservedInputs:
 
 
 class SegmentBuilder:
-    """The graphs of a shard one after the other."""
+    """Builds the graphs of a shard one after the other."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class SegmentBuilder:
         self.segments: list[GraphSegment] = []
         self.segment = OpenSegment(0, LayerNames())
         self.kind = ""
-        """The next segment's, where a layer is streamed."""
+        """The kind of the next segment of a streamed layer."""
         self._tensor = tensor
         self._format = weight_format
         self._knows_cache_layer = cut_layers or layout.is_split
@@ -134,8 +134,8 @@ class SegmentBuilder:
         return name in self._vectors
 
     def vector(self, name: str, *, stays: bool = False) -> str | None:
-        """None where the shard has no such vector. `stays`: the graph has no matrices, so that it
-        is none of those whose weights are brought in."""
+        """The value of a vector; None if the shard lacks it. stays: the graph has no matrices, so
+        it holds the vector even if layers are streamed."""
         if name not in self._vectors:
             return None
         if self.segment.names.streamed is None or stays:
@@ -143,7 +143,7 @@ class SegmentBuilder:
         return self.segment.vector_input(name, self._tensor(name).shape)
 
     def own_vector(self, name: str, *, stays: bool = False) -> str:
-        """One that the shard has, as every one with units of the layer."""
+        """The value of a vector that the shard must have."""
         found = self.vector(name, stays=stays)
         assert found is not None
         return found
@@ -152,7 +152,7 @@ class SegmentBuilder:
         return math.prod(self._tensor(name).shape)
 
     def kinds_of_layer(self, layer: int) -> str:
-        """The kinds of a layer's matrices: layers that are alike in all else may differ in them."""
+        """The kinds of a layer's matrices, in which otherwise equal layers may differ."""
         prefix = f"layers.{layer}."
         matrices = [each for each in self.layout.matrices if each.name.startswith(prefix)]
         return self._kinds(matrices)
@@ -170,7 +170,7 @@ class SegmentBuilder:
         return self.linear_unobserved(x, name)
 
     def linear_unobserved(self, x: str, name: str) -> str:
-        """The same where what the matrix is given is not all that counts."""
+        """The product and its bias, without observing the input."""
         stored = self._format.recipe.stored(self._matrices[name])
         products = [self._product(x, each) for each in stored]
         whole = products[0]

@@ -12,7 +12,7 @@ Reduced = Literal["hidden", "partial"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSegment:
-    """One graph and what happens after it.
+    """One graph, and the sum that follows it.
 
     Inputs and outputs are among `tokens`, `rows`, `hidden`, `partial`, `positions`, the tables of
     `rotation_names`, the sums of `gram_names`, `lengths`, `total`, `past_key_N`, `past_value_N`,
@@ -26,23 +26,23 @@ class GraphSegment:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     reduce: Reduced | None
-    """Which output is summed over the stage's shards before the next segment."""
+    """The output that is summed over the stage's shards before the next segment."""
     partial_parts: int
-    """Hidden states side by side in what is summed."""
+    """Number of hidden states side by side in the summed output."""
     partial_is_zero: bool
-    """This shard contributes nothing to the sum (it holds no heads, or no ffn columns)."""
+    """Whether this shard adds nothing to the sum, because it has no heads or no ffn columns."""
     cache_layer: int | None = None
-    """Whose keys and values it takes, where no graph takes those of several layers."""
+    """The layer whose keys and values it uses, if no graph has several layers."""
     streamed: Streamed | None = None
-    """Set where the matrices are brought in from disk, for good or for each step."""
+    """Set if the matrices are read from disk, once or for each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streamed:
-    """The parts of a streamed layer's segment that are not its graph.
+    """Facts about a streamed layer's segment.
 
-    Its names are without the layer's number (`past_key`, `qkv.codes`), and what is no matrix is an
-    input: segments of equal `kind` differ in the places of their weights only.
+    Names in its graph lack the layer's number (`past_key`, `qkv.codes`), and vectors are inputs, so
+    segments of equal `kind` differ only in the places of their weights.
     """
 
     layer: int
@@ -57,19 +57,19 @@ class Streamed:
 class StreamedExperts:
     """A graph for each expert of a layer, with `x` [1, rows, hidden] and `results`.
 
-    Those of a kind differ in the places of their weights only, in all layers.
+    Graphs of a kind differ only in the places of their weights, across all layers.
     """
 
     kind: str
     models: tuple[bytes, ...]
     biases: tuple[tuple[str, str], ...]
-    """(input, tensor of the shard's file, which has as many values of each expert)."""
+    """(input, tensor of the shard's file with the values of all experts)."""
     top_k: int
-    """How many of these each row goes through."""
+    """Number of experts for each row."""
 
 
 def gram_names(run: Observed) -> tuple[str, str]:
-    """The input and the output of its sums so far; both are the same memory."""
+    """Names of the input and output of a run's sums so far, which share their memory."""
     if isinstance(run, ObservedExperts):
         return f"uses_{run.layer}", f"uses_out_{run.layer}"
     matrix, layer = run.matrix, ""

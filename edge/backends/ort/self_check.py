@@ -1,8 +1,7 @@
-"""Do ONNX Runtime's kernels compute on this CPU what the reference computes? See ../self_check.py.
+"""Compares ONNX Runtime's kernels on this CPU with the reference. See ../self_check.py.
 
-The kernels differ with the CPU's instructions. One small graph holds every operator of the shard,
-in its sizes but with a few outputs of each matrix: packing those of a whole layer would take longer
-than it may.
+The kernels depend on the CPU's instructions. One small graph holds every operator of the shard in
+its sizes, but with a few outputs of each matrix, because packing a whole layer takes too long.
 """
 
 from __future__ import annotations
@@ -61,27 +60,26 @@ from edge.weights.recipe import StoredMatrix
 
 LARGEST_ERROR = 1e-3
 LARGEST_ERROR_OF_INTEGER_INPUTS = 0.05
-"""Accuracy "fast" rounds the inputs of products: 0.005 of a product's norm."""
+"""Error allowed for accuracy "fast", whose rounding of inputs errs by 0.005 of a product's norm."""
 
 _OUTPUTS = 16
 _EXPERT_SIZE = 16
 _LARGE_GATES = 10
-"""Larger than what the node clamps gates at for some models, and must not for others."""
+"""Larger than the limit at which the node clamps gates for some models only."""
 
 _CONTEXT = ROWS[-1] + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfCheck:
-    """The result: where rows of a step are the same, to the last bit, as in another step."""
+    """The steps in which a row has the same bits as in other steps."""
 
     of_chunks: bool
-    """In every step of two tokens of a request, or more: but for the last of an odd number."""
+    """In every step of two or more tokens of a request, except the last token of an odd number."""
     of_pairs: bool
-    """In every step of an even number of rows, but for attention, which takes each request by
-    itself."""
+    """In every step of an even number of rows, except attention, which takes requests in turn."""
     of_single: bool
-    """The same in every step."""
+    """In every step."""
 
 
 def run_self_check(
@@ -91,9 +89,9 @@ def run_self_check(
     *,
     stacked: Mapping[int, Blocks] = MappingProxyType({}),
 ) -> SelfCheck:
-    """Raises RequestError, with the operator and its error, where one is too far off.
+    """Check all operators. Raises RequestError with an operator whose error is too large.
 
-    stacked: of layers whose experts are one node, the kind of their matrices.
+    stacked: layers whose experts are one node, with the kind of their matrices.
     """
     check = _Check(spec, arrays)
     layout = arrays.layout
@@ -139,14 +137,14 @@ def run_self_check(
 
 
 class _Check:
-    """One graph of the shard's operators, with a case of each for every number of rows."""
+    """One graph of the shard's operators, with a case for each number of rows."""
 
     def __init__(self, spec: ModelSpec, arrays: ShardArrays) -> None:
         self._spec = spec
         self._arrays = arrays
         self._cases = CaseGraph(len(ROWS))
         self._attended: set[str] = set()
-        """Outputs of attention, which takes each request by itself."""
+        """Outputs of attention, which takes requests one by one."""
         self._draw = Draw(0)
 
     def run(self, options: Callable[[], ort.SessionOptions]) -> SelfCheck:
@@ -184,7 +182,7 @@ class _Check:
         )
 
     def _first_rows(self, rows: int) -> dict[str, NDArray[Any]]:
-        """The longest step, cut short."""
+        """The first rows of the longest step's inputs."""
         few = self._cases.cut(rows)
         if "total" in few:
             few["lengths"], few["total"] = _keys_of(rows)
@@ -205,11 +203,11 @@ class _Check:
         padding: int = 0,
         **options: Any,
     ) -> None:
-        """An operator and its formula.
+        """Add an operator and its formula.
 
-        Inputs are normal numbers times `gain` [1, rows, padding + width] for each of `widths`, the
-        padding zeros; then states. unbatched: see Case. attends: each request by itself; then the
-        formula is unbatched, and of the results only the first is compared.
+        Inputs are normal numbers times `gain` [1, rows, padding + width] for each of `widths`, with
+        zeros as padding; then states. unbatched: see Case. attends: requests are taken one by one;
+        the formula is then unbatched, and only the first result is compared.
         """
         before = (0, 0), (0, 0), (padding, 0)
         cases = []
@@ -280,7 +278,7 @@ class _Check:
         self._add("activation", activated, activated_reference, part.columns, activation=activation)
 
     def experts(self, layer: int, part: Experts) -> None:
-        """As many as the layer has, with a few weights in each."""
+        """Add as many experts as the layer has, with a few weights in each."""
         size, count, prefix = _EXPERT_SIZE, part.num_experts, f"layers.{layer}."
         matrices = self._draw.normal(count, size, size) * np.float32(size**-0.5)
         correction = (
@@ -303,8 +301,8 @@ class _Check:
         )  # fmt: skip
 
     def stacked_experts(self, layer: int, part: Experts, kind: Blocks) -> None:
-        """Two of the layer's, with the first of their columns; where others are elsewhere, one that
-        is."""
+        """Add two of the layer's experts with their first columns, and one that is on another shard
+        if there are such."""
         graph, arrays, hidden = self._cases.graph, self._arrays, self._spec.hidden_size
         columns = 2 * kind.block_size
         own = [expert_name(f"layers.{layer}.", number) for number in part.held[:2]]
@@ -350,7 +348,7 @@ class _Check:
         )  # fmt: skip
 
     def attention(self, layer: int, part: Attention) -> None:
-        """A token alone, and a chunk."""
+        """Add attention of a single token and of a chunk."""
         cases, prefix = self._cases, f"layers.{layer}."
         form = part.packed(self._spec.norm_epsilon)
         tables, turned = part.rotary.tables(_CONTEXT), form.turned_elements
@@ -398,7 +396,7 @@ class _Check:
         )  # fmt: skip
 
     def linear_attention(self, layer: int, part: LinearAttention) -> None:
-        """From a state that is not empty."""
+        """Add linear attention from a state that is not empty."""
         values = part.num_value_heads * part.value_size
         self._add(
             f"linear attention (layer {layer})",
@@ -413,7 +411,7 @@ class _Check:
         )  # fmt: skip
 
     def short_convolution(self, layer: int, part: ShortConvolution) -> None:
-        """From a state that is not empty."""
+        """Add the short convolution from a state that is not empty."""
         role = f"layers.{layer}.short_convolution"
         bias = self._arrays.read(f"{role}_bias") if part.bias else None
         self._add(
@@ -426,10 +424,10 @@ class _Check:
 
 
 def _keys_of(rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """How attention is told which key is the last, and how many there are."""
+    """Attention's inputs for the last key, and for the number of keys."""
     return np.asarray([rows - 1], np.int32), np.asarray(rows, np.int32)
 
 
 def _held(part: FeedForward | None) -> range:
-    """The experts that are here."""
+    """The experts of this shard."""
     return part.held if isinstance(part, Experts) else range(0)

@@ -13,7 +13,7 @@ from edge.models.short_convolution import ShortConvolution
 def lower_short_convolution(
     build: SegmentBuilder, stream: ResidualStream, layer: int, part: ShortConvolution
 ) -> str:
-    """The addend of the hidden state."""
+    """Add the nodes of the layer. Returns the addend of the hidden state."""
     p = f"layers.{layer}."
     (name,), (state,) = part.state_names, part.state_shapes
     shape: list[int | str] = ["batch", *state]

@@ -29,30 +29,30 @@ class SideInputs:
             for layer in (*before, *layout.layers)
             if layer in before or layer in spec.lenders
         }
-        """What those layers were given that others need."""
+        """Inputs of layers that other layers need, by layer."""
         parts = 1 + max(len(before), len(behind))
         self._handed = np.zeros(most * spec.hidden_size * parts * (parts > 1), np.float32)
-        """A hidden state on its way between stages, and these with it."""
+        """The hidden state between stages, with the side inputs beside it."""
         of_tokens = bool(layout.token_columns)
         self._embedded = np.zeros(most * spec.hidden_size * of_tokens, np.float32)
         self._token_rows = np.zeros((len(layout.layers), most, spec.token_inputs), np.float32)
 
     def handed(self, batch: int, tokens: int) -> Array | None:
-        """Where a stage's input [batch, tokens, columns] is received; None: as hidden state."""
+        """The buffer for a stage's input [batch, tokens, columns]; None: the hidden state's."""
         before = len(self._layout.kept_before)
         if not before:
             return None
         return rows_of(self._handed, (1 + before) * self._hidden_size, batch, tokens)
 
     def take_apart(self, received: Array, hidden: Array) -> None:
-        """Put what stages before have handed over where graphs take it: `hidden`, and the rest."""
+        """Copy the received hidden state and side inputs into the buffers of the graphs."""
         batch, tokens, _ = received.shape
         arrays = [hidden, *(self._kept[each] for each in self._layout.kept_before)]
         for array, part in zip(arrays, np.split(received, len(arrays), axis=-1), strict=True):
             rows_of(array, self._hidden_size, batch, tokens)[...] = part
 
     def put_together(self, hidden: Array) -> Array:
-        """The hidden state and what else later stages need."""
+        """The hidden state with the side inputs that later stages need."""
         behind, size = self._layout.kept_behind, self._hidden_size
         if not behind:
             return hidden
@@ -62,8 +62,8 @@ class SideInputs:
         return np.concatenate([hidden, *kept], axis=-1, out=handed)
 
     def look_up(self, tables: EmbeddingRows, buffers: StepBuffers, rows: int) -> None:
-        """Read the rows of the first `rows` tokens from tables that are on disk. Those of the
-        embedding are the first stage's hidden state."""
+        """Read the table rows of the first `rows` tokens from disk. The embedding's rows are the
+        first stage's hidden state."""
         is_first, tokens = self._layout.is_first_stage, buffers.tokens[:rows]
         hidden = buffers.hidden[0] if is_first else self._embedded
         flat = hidden[: rows * self._hidden_size]
@@ -74,7 +74,7 @@ class SideInputs:
             tables.read_layers_into(self._token_rows, 0, tokens)
 
     def arrays(self, shape: StepShape) -> dict[str, Array]:
-        """By input or output of a graph."""
+        """Arrays by the name of a graph's input or output."""
         batch, tokens, first = shape.batch, shape.tokens, shape.first_token
         place = self._hidden_size, batch, tokens, first
         arrays: dict[str, Array] = {}

@@ -1,4 +1,4 @@
-"""Buffers of a shard's graphs, made once for the largest step, of which each step fills a part."""
+"""Buffers of a shard's graphs, made once for the largest step."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What bindings depend on: the first KV slot, the sizes of the step, and if it is one of two
-    halves, which and where its rows begin."""
+    """The facts that bindings depend on: the first KV slot, the sizes of the step, and for one of
+    two halves its number and its first row."""
 
     slot: int
     asked: int
-    """Requests."""
+    """Number of requests."""
     batch: int
-    """With one that fills the step up."""
+    """Number of requests with the one that fills the step up."""
     tokens: int
     rows: int
-    """Rows of logits, or with `states` of hidden states."""
+    """Rows of logits, or of hidden states in a step with `states`."""
     states: bool
     half: int
     first_token: int
@@ -42,12 +42,12 @@ class StepShape:
 
 
 def rows_of(flat: Array, size: int, batch: int, tokens: int, first_token: int = 0) -> Array:
-    """A step's part [batch, tokens, size] of a buffer; `first_token`: where its rows begin."""
+    """A step's part [batch, tokens, size] of a buffer, from row `first_token` on."""
     return flat[first_token * size :][: batch * tokens * size].reshape(batch, tokens, size)
 
 
 class StepBuffers:
-    """What graphs take and put out, but for side inputs, keys and values, and experts' rows."""
+    """Buffers for inputs and outputs of graphs, except side inputs, KV caches and experts' rows."""
 
     def __init__(self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits) -> None:
         most = most_rows(limits)
@@ -66,7 +66,7 @@ class StepBuffers:
         self._most_logits = most_logits(Widths.of_shard(spec, layout), limits)
         runs = observed_runs(layout) if limits.observes else ()
         self.grams = [np.zeros(run.shape, np.float32) for run in runs]
-        """What is summed of inputs, in the order of `observed_runs`."""
+        """Sums over inputs of products, in the order of `observed_runs`."""
         self._of_all_steps: dict[str, Array] = {}
         for number, rotation in enumerate(layout.rotations):
             tables = rotation.tables(limits.context_tokens)
@@ -75,8 +75,8 @@ class StepBuffers:
             self._of_all_steps |= dict.fromkeys(gram_names(run), gram)
 
     def make_room_for_logits(self, step: Step, batch: int) -> bool:
-        """Whether the logits moved to a new buffer. `batch`: with the request that fills the step
-        up.
+        """Returns whether the logits moved to a new buffer. batch: with the request that fills the
+        step up.
 
         Raises RequestError for too many rows.
         """
@@ -84,7 +84,7 @@ class StepBuffers:
         needed = batch * rows * self._vocab_rows
         if needed > self._most_logits:
             raise RequestError(
-                f"a step that wants {step.batch} x {step.logit_rows} rows of logits",
+                f"a step asks for too many rows of logits: {step.batch} x {step.logit_rows}",
                 remedy="ask for fewer",
             )
         if needed <= self._logits.size:
@@ -95,8 +95,8 @@ class StepBuffers:
     def fill(self, parts: Sequence[Step], slot: int, *, fills_up: bool) -> list[StepShape]:
         """Fill the small inputs of a step or its halves; the shape names the bindings to use.
 
-        The halves' rows follow each other in every buffer. fills_up: with one dummy request more,
-        at its first token.
+        The halves' rows follow each other in every buffer. fills_up: add a dummy request at its
+        first token.
         """
         shapes: list[StepShape] = []
         first_token = first_row = 0
@@ -135,8 +135,8 @@ class StepBuffers:
     def arrays(
         self, shape: StepShape, index: int, *, parts_before: int, parts: int
     ) -> dict[str, NDArray[Any]]:
-        """By input or output of segment `index`. parts_before, parts: hidden states side by side in
-        the sums before and after it."""
+        """Arrays by input or output of segment `index`. parts_before, parts: hidden states side by
+        side in the sums before and after it."""
         size, read, write = self._hidden_size, index % 2, (index + 1) % 2
         batch, tokens, first = shape.batch, shape.tokens, shape.first_token
         place = batch, tokens, first
@@ -159,7 +159,7 @@ class StepBuffers:
         }
 
     def logits(self, batch: int, rows: int, first_row: int = 0) -> Array:
-        """[batch, rows, vocab]; `first_row`: where those of a half begin."""
+        """Logits [batch, rows, vocab], from row `first_row` on."""
         return rows_of(self._logits, self._vocab_rows, batch, rows, first_row)
 
 

@@ -1,8 +1,8 @@
 """Weight offload in ONNX Runtime: layers whose matrices are read from disk for each step.
 
-The packed weights of every layer lie in one file, made once from the shard. Each layer has sessions
-over memory that is filled from it, for good or just before each use. Experts have no sessions of
-their own: an expert is computed in a place that others of its kind had before.
+The packed weights of all layers lie in one file, made once from the shard. Each layer has sessions
+over memory that is filled from the file, once or before each use. Experts have no sessions; experts
+of a kind share places, which have them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Options = Callable[[], ort.SessionOptions]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The streamed segments of one layer, by their place in the program."""
+    """The streamed segments of one layer, by their index in the program."""
 
     number: int
     segments: tuple[int, ...]
@@ -72,11 +72,11 @@ class _Kind:
     example: bytes
     """The graph of the last one of the kind."""
     name: str
-    """What its packed weights are called."""
+    """Name of the example's packed weights."""
 
 
 class StreamedLayers:
-    """The loose segments of a program. `begin` and `end` enclose each, in their order."""
+    """The loose segments of a program. `begin` and `end` enclose each one's run, in order."""
 
     def __init__(
         self,
@@ -87,13 +87,13 @@ class StreamedLayers:
         kept_experts: int,
         options: Options,
     ) -> None:
-        """Packs what is not packed yet, makes the sessions, reads nothing before `start`.
+        """Pack layers that are not packed yet, and make the sessions. Reading begins with `start`.
 
-        `streamed`: how many layers are read for each step. `kept_experts`: how many of their
-        experts stay, in addition to the layers that do.
+        streamed: number of layers that are read for each step. kept_experts: number of their
+        experts that stay in memory.
 
-        Raises CheckpointError for damaged weights, RequestError where this cannot be done,
-        StoreError when the disk is full.
+        Raises CheckpointError for damaged weights, RequestError if layers cannot be streamed here,
+        StoreError if the disk is full.
         """
         if weights.packed is None:
             raise RequestError("there is no folder to keep packed weights in")
@@ -110,7 +110,7 @@ class StreamedLayers:
         self._streamer: WeightStreamer | None = None
         self._experts: ExpertCache[ExpertPlace] | None = None
         self._group: dict[int, int] = {}
-        """The cache's group of each segment that experts follow."""
+        """The expert cache's group for each segment that experts follow."""
         self._kinds: dict[str, _Kind] = {}
         self._bytes: tuple[LayerBytes, ...] = ()
         self._kept = ExpertTiers(streamed=streamed, cache_bytes=0)
@@ -121,7 +121,7 @@ class StreamedLayers:
         }
         self._pages = PageSupply()
         self._expert_pages = PageSupply()
-        """The two are used by different threads at once."""
+        """Separate supplies, because two threads use them at once."""
         self._held: AbstractContextManager[None] | None = None
         self._scratch = ExitStack()
         self._vectors = _read_vectors(segments, weights)
@@ -140,7 +140,7 @@ class StreamedLayers:
             raise
 
     def start(self) -> None:
-        """Begin to read: from now on weights take memory."""
+        """Begin to read weights into memory."""
         memories = [self._memory(layer) for layer in self._layers]
         for memory in memories:
             want_huge_pages(memory)
@@ -174,12 +174,12 @@ class StreamedLayers:
 
     @property
     def streamed(self) -> int:
-        """How many layers are read for each step."""
+        """Number of layers that are read for each step."""
         return self._streamed
 
     @property
     def brings_whole_layers(self) -> bool:
-        """Experts are brought in with all others of their layer, if there are any."""
+        """Whether layers are read with all of their experts."""
         return self._experts is None
 
     def stream(self, count: int, kept_experts: int) -> None:
@@ -197,7 +197,7 @@ class StreamedLayers:
             self._keep(for_good=False)
 
     def _keep(self, *, for_good: bool) -> None:
-        """Memory is released before it is taken elsewhere."""
+        """Apply the sizes of layers and experts that stay. Releases memory before it takes any."""
         before, tiers = self._kept, self._tiers()
         if self._experts is not None:
             least = min(before.cache_bytes, tiers.cache_bytes)
@@ -217,7 +217,7 @@ class StreamedLayers:
 
     @property
     def reads(self) -> WeightReads:
-        """From disk since loading."""
+        """Bytes and experts read from disk since loading."""
         nbytes, cache = self._running.bytes_read, self._experts
         if cache is None:
             return WeightReads(nbytes=nbytes)
@@ -229,7 +229,7 @@ class StreamedLayers:
         return self._running.wait_s + (0.0 if self._experts is None else self._experts.wait_s)
 
     def vectors(self, index: int) -> dict[str, NDArray[np.float32]]:
-        """What the segment takes apart from its matrices, by input."""
+        """The segment's vectors, by input."""
         return {
             name: self._vectors[tensor] for name, tensor in _streamed(self._segments[index]).vectors
         }
@@ -238,19 +238,19 @@ class StreamedLayers:
         return self._sessions[index].session
 
     def begin(self, index: int) -> None:
-        """The segment's weights are in their place when this returns; waits for the disk."""
+        """Wait until the segment's weights are in memory."""
         position, part = self._position[index]
         if part == 0:
             held = self._running.extent(position)
             try:
                 held.__enter__()
             except StoreCorruptError:
-                self._cache.discard(self._key)  # made anew at the next load
+                self._cache.discard(self._key)  # the next load makes it again
                 raise
             self._held = held
 
     def end(self, index: int) -> None:
-        """The segment is computed; after its layer's last one the layer may be let go."""
+        """Mark the segment as computed. After its last segment a layer may be released."""
         position, part = self._position[index]
         if part + 1 == len(self._layers[position].segments) and self._held is not None:
             self._held.__exit__(None, None, None)
@@ -259,9 +259,9 @@ class StreamedLayers:
     def experts(
         self, index: int, rows: NDArray[np.int64], *, tokens: int
     ) -> Generator[Sequence[tuple[int, ExpertPlace]], None, None]:
-        """The experts after a segment that have rows, in runs, each in its place for its turn.
+        """The experts after a segment that have rows, in runs of experts that are in memory.
 
-        rows [experts]: how many of the step's `tokens` go through each.
+        rows [experts]: number of the step's `tokens` for each.
         """
         assert self._experts is not None
         try:
@@ -271,7 +271,7 @@ class StreamedLayers:
             raise
 
     def biases(self, index: int, number: int) -> dict[str, NDArray[np.float32]]:
-        """Those of an expert, by input of its graph."""
+        """An expert's biases, by input of its graph."""
         experts = self._own_experts(index)
         return {
             name: self._vectors[tensor].reshape(len(experts.models), -1)[number]
@@ -296,7 +296,7 @@ class StreamedLayers:
         return self._streamer
 
     def _open(self, layers: Sequence[_Layer]) -> None:
-        """Sessions for layers with the same graphs: all are made of what the first one packs."""
+        """Make the sessions of layers with equal graphs, from the packed weights of the first."""
         with self._cache.scratch() as folder:
             templates = self._templates(layers[0], folder)
             for layer in layers:
@@ -306,7 +306,7 @@ class StreamedLayers:
         self._check(layers[-1])
 
     def _open_experts(self) -> None:
-        """What places of each kind are made of, as long as this lives."""
+        """Make the templates from which places of each kind of expert are made."""
         for index, (position, _part) in self._position.items():
             experts = self._experts_of(index)
             if experts is None:
@@ -329,11 +329,12 @@ class StreamedLayers:
     def _open_place(self, kind: int) -> ExpertPlace:
         loose = open_loose(list(self._kinds.values())[kind].template, options=self._place_options)
         release_freed_memory()
-        leave_holes()  # of one place after the other, while steps run
+        leave_holes()  # for places that are made one after the other while steps run
         return ExpertPlace(loose)
 
     def _place_options(self) -> ort.SessionOptions:
-        """What is packed was optimised before; to look at it once more takes 40 KiB a session."""
+        """Session options without optimisation: packed graphs are optimised already, and another
+        pass takes 40 KiB a session."""
         options = self._options()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         return options
@@ -376,12 +377,12 @@ class StreamedLayers:
         return self._place_in_file(names, [_whole_pages(blob.nbytes) for blob in template.blobs])
 
     def _place_in_file(self, names: Sequence[str], sizes: Sequence[int]) -> Extent:
-        """Where packed weights lie in the file, piece by piece, and in parts of these sizes."""
+        """The extent of packed weights in the file, in parts of these sizes."""
         found = [self._tensors[name] for name in names if name in self._tensors]
         if [_whole_pages(tensor.nbytes) for tensor in found] != list(sizes):
             raise CheckpointError(
-                f"the packed weights {', '.join(names)} in {self._packed.path} do not fit their"
-                " graphs",
+                f"the packed weights {', '.join(names)} in {self._packed.path} do not fit their "
+                "graphs",
                 remedy="load the model again",
             )
         return [
@@ -412,7 +413,7 @@ class StreamedLayers:
         return LayerBytes(others=others)
 
     def _find_or_pack(self, weights: ShardWeights) -> CachedShard:
-        """The file with every loose layer's packed weights; made if it is not there."""
+        """The file with the packed weights of all loose layers. Makes it if it is missing."""
         loose = [self._segments[index].model for index in self._position]
         for index in self._position:
             experts = self._experts_of(index)
@@ -456,10 +457,10 @@ class StreamedLayers:
         return made
 
     def _check(self, layer: _Layer) -> None:
-        """The layer's sessions, made of another layer's weights, must compute it bit for bit.
+        """Check that sessions made from another layer's weights compute this layer bit for bit.
 
-        What a blob holds is the kernels' own affair: should some kernel keep a weight elsewhere,
-        it is noticed here, before it could make a wrong token.
+        This detects kernels that keep a weight elsewhere than in their blob, before they can make a
+        wrong token.
         """
         memory = self._memory(layer)
         self._read(self._extent(layer), memory)
@@ -470,7 +471,7 @@ class StreamedLayers:
         release_freed_memory()
 
     def _check_place(self, place: ExpertPlace, kind: _Kind) -> None:
-        """The same of a place that was made of the first expert, for the last one."""
+        """Check that a place made from a kind's first expert computes its last one."""
         self._read(self._expert_extent(kind.name, kind.template), place.memory)
         self._compare(kind.example, place.session, {})
         self._expert_pages.hand_on(place.memory, None)
@@ -523,7 +524,7 @@ def _streamed(segment: GraphSegment) -> Streamed:
 
 
 def _expert_name(layer: int, number: int) -> str:
-    """What its packed weights' names begin with."""
+    """The prefix of the names of an expert's packed weights."""
     return f"{layer}.experts.{number}"
 
 
@@ -534,7 +535,7 @@ def _whole_pages(nbytes: int) -> int:
 def _read_vectors(
     segments: Sequence[GraphSegment], weights: ShardWeights
 ) -> dict[str, NDArray[np.float32]]:
-    """Norms and biases of the streamed layers; small, so they stay."""
+    """Norms and biases of the streamed layers, which stay in memory because they are small."""
     entries = {entry.name: entry for entry in weights.manifest.tensors}
     layers = [each.streamed for each in segments if each.streamed is not None]
     names = [tensor for each in layers for _, tensor in each.vectors]
@@ -559,13 +560,13 @@ _VALUES = (
     "gate_up_bias",
     "down_bias",
 )
-"""Inputs that come from other graphs, or differ from expert to expert."""
+"""Inputs that come from other graphs, or differ between experts."""
 
 
 def _feeds(
     session: ort.InferenceSession, vectors: dict[str, NDArray[np.float32]]
 ) -> dict[str, NDArray[np.generic]]:
-    """A small step for a segment: one token at the start of an empty cache."""
+    """Inputs of a segment for a small step: one token at the start of an empty cache."""
     kinds = {
         "tensor(float)": np.float32,
         "tensor(int64)": np.int64,

@@ -12,7 +12,7 @@ from edge.models.gated_mlp import GatedMlp
 
 
 def lower_token_inputs(build: SegmentBuilder, stream: ResidualStream, layer: int) -> str:
-    """The addend of the hidden state: its present value, gated by the inputs."""
+    """Add the nodes. Returns the addend of the hidden state: its value, gated by the inputs."""
     p, graph, spec = f"layers.{layer}.", build.graph, build.spec
     part = spec.layer(layer).feed_forward
     assert isinstance(part, GatedMlp)

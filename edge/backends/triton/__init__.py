@@ -1,1 +1,1 @@
-"""GPU peers: a shard as Triton kernels, interpreted where there is no GPU."""
+"""GPU peers: a shard as Triton kernels, which are interpreted without a GPU."""

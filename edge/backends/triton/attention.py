@@ -29,7 +29,7 @@ class AttentionBlock:
     qkv: Product | LatentProduct | SharedKeysProduct
     output: Product
     norms: tuple[Tensor, Tensor] | None
-    """The norms of queries and keys."""
+    """Norms of queries and of keys."""
     tables: tuple[Tensor, Tensor]
     sinks: Tensor | None
     cache: BlockCache
@@ -71,7 +71,7 @@ class AttentionBlock:
         self.output(self.attend(qkv, lane), lane.partial)
 
     def attend(self, qkv: Tensor, lane: Lane) -> Tensor:
-        """Rotate, keep keys and values, attend: [rows, heads · value_size]."""
+        """Rotate, store keys and values, attend: [rows, heads · value_size]."""
         layer = self.cache.layers[self.layer]
         norms = self.norms
         if norms is not None and self.part.joint_norm:

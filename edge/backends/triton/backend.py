@@ -1,6 +1,6 @@
 """GPU peers: a shard as Triton kernels. Under TRITON_INTERPRET=1 the same kernels run on a CPU.
 
-torch and Triton are imported only once a shard is loaded or the device is asked about.
+torch and Triton are imported only when a shard is loaded or the device is examined.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PART_KINDS = frozenset(
     ("attention", "experts", "gated_mlp", "linear_attention", "plain_mlp", "short_convolution")
 )
-"""What `layers.py` has blocks for; known here, too, so that a refusal needs no torch."""
+"""Parts for which `layers.py` has blocks, repeated here so that a refusal needs no torch."""
 
 _FURTHER = frozenset(
     (
@@ -33,10 +33,10 @@ _FURTHER = frozenset(
         *("learned positions", "scaled layers"),
     )
 )
-"""What else it has of `ALL_NEEDS`."""
+"""Further `ALL_NEEDS` that it supports."""
 
 KEPT_FREE_BYTES = 1 << 30
-"""The part of a GPU's memory for activations, CUDA's own, and a desktop that is drawn with it."""
+"""GPU memory that is left for activations, for CUDA itself, and for a desktop."""
 
 
 def open_backend(*, threads: int) -> TritonBackend:
@@ -46,9 +46,9 @@ def open_backend(*, threads: int) -> TritonBackend:
 class TritonBackend:
     """The first CUDA GPU of this process.
 
-    Products with int4 and int8 weights are computed in bfloat16 where accuracy is "fast", and so
-    are float KV caches kept; with accuracy "high", with float32 weights, and wherever kernels are
-    interpreted, everything is float32. Sums inside a product are float32 always.
+    With accuracy "fast", products with int4 and int8 weights are computed in bfloat16, and float KV
+    caches are stored in it. With accuracy "high", with float32 weights, and when kernels are
+    interpreted, everything is float32. Sums inside a product are always float32.
     """
 
     name = "triton"
@@ -112,10 +112,10 @@ class TritonBackend:
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> TritonProgram:
-        """Raises RequestError where the kernels compute wrongly, and for parts without one."""
+        """See Backend. Raises RequestError if kernels compute wrongly or are missing."""
         if missing := [each for each in spec.needs if each in self.lacks]:
             raise RequestError(
-                f"a GPU peer has no kernel for {', '.join(missing)}, which this model has",
+                f"a GPU peer has no kernel for {', '.join(missing)}, which this model needs",
                 remedy="start the peer with --backend ort, so that this device's CPU computes it",
             )
         import torch
@@ -139,7 +139,7 @@ class TritonBackend:
             raise CapacityError(
                 f"the GPU ({device.name}) has {format_size(device.free_bytes())} free, too little "
                 "for this shard",
-                remedy="end what else uses it, or share the model with more peers",
+                remedy="end other programs that use it, or share the model with more peers",
             ) from error
 
     def _opened(self) -> Device:

@@ -1,6 +1,6 @@
-"""Building blocks of a layer's parts on a GPU: norms, products, and where they come from.
+"""Building blocks of a layer's parts on a GPU: norms, addends, and the builder of blocks.
 
-A block is one part of a layer as launches of kernels; each kind of part has a module of its own.
+A block launches the kernels of one part of a layer; each kind of part has its own module.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Block(Protocol):
     def norm(self) -> Norm | Cast: ...
 
     def launch(self, normed: Tensor, lane: Lane) -> None:
-        """Leaves in `lane.partial` what is to be added to the residual stream."""
+        """Leave the addend of the residual stream in `lane.partial`."""
         ...
 
 
 class Norm:
-    """RMSNorm of the residual stream for products to come, or LayerNorm where there is a bias."""
+    """The norm of the residual stream before products: LayerNorm with a bias, else RMSNorm."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, epsilon: float, activations: torch.dtype
@@ -49,7 +49,7 @@ class Norm:
         self._activations = activations
 
     def __call__(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
-        """With an addend, that is added to `hidden` in place first."""
+        """Norm `hidden`, after adding the addend, if there is one, in place."""
         out = torch.empty(hidden.shape, dtype=self._activations, device=hidden.device)
         weight, bias, epsilon = self._weight, self._bias, self._epsilon
         if addend is None:
@@ -64,21 +64,21 @@ class Norm:
 
 
 class Cast:
-    """The residual stream for products to come, where it is not normed."""
+    """The residual stream before products, without a norm."""
 
     def __init__(self, activations: torch.dtype) -> None:
         self._activations = activations
 
     def __call__(self, hidden: Tensor, addend: Tensor | None) -> Tensor:
-        """As Norm."""
+        """See Norm."""
         if addend is not None:
             hidden.add_(addend)
         return hidden.to(self._activations)
 
 
 class Addend:
-    """A product that is yet to be added to the residual stream, and may be normed before; the sum
-    may be multiplied by a number."""
+    """A product that is not yet added to the residual stream. It may be normed before, and the sum
+    may be multiplied by a factor."""
 
     def __init__(self, weight: Tensor | None, scale: Tensor | None, epsilon: float) -> None:
         self.weight = weight
@@ -86,7 +86,7 @@ class Addend:
         self._epsilon = epsilon
 
     def settle(self, lane: Lane, hidden: Tensor) -> Tensor | None:
-        """What is to be added to `hidden`; None where that is done, because the sum is scaled."""
+        """The addend of `hidden`. A scaled sum is computed at once, and None returned."""
         added = self(lane)
         if self._scale is None:
             return added
@@ -94,7 +94,7 @@ class Addend:
         return None
 
     def __call__(self, lane: Lane) -> Tensor:
-        """Like `lane.partial`, which stays."""
+        """The addend, normed if need be, in the shape of `lane.partial`."""
         if self.weight is None:
             return lane.partial
         return rms_norm(lane.partial, self.weight, epsilon=self._epsilon)
@@ -112,11 +112,11 @@ class LayerBuilder:
     tuning: Tuning
     activations: torch.dtype
     tables: dict[Rotary, tuple[Tensor, Tensor]]
-    """Cos and sin."""
+    """Cosines and sines."""
     product: Callable[[str], Product]
-    """One of a layer, whose weights may move."""
+    """Makes a layer's product, whose weights may move."""
     experts: Callable[[Sequence[str], Tensor | None], ExpertProducts]
-    """The same of each of these matrices, with biases [experts, outputs]."""
+    """Makes the products with these experts' matrices and biases [experts, outputs]."""
 
     def norm(self, name: str) -> Norm | Cast:
         if name not in self.arrays:
@@ -125,7 +125,7 @@ class LayerBuilder:
         return Norm(self.vector(name), bias, self.spec.norm_epsilon, self.activations)
 
     def addend(self, name: str, scale: str = "") -> Addend:
-        """Names of the norm and the number, if there are such."""
+        """An addend. name, scale: of its norm and its factor, if the model has them."""
         weight, number = (
             self.vector(each) if each in self.arrays else None for each in (name, scale)
         )

@@ -1,7 +1,7 @@
 """Buffers of a step, made once: inputs and outputs of a program's kernels.
 
 They fit the largest step. CUDA graphs need the same addresses every time, and copies between host
-and device want pinned memory, which is slow to get.
+and device need pinned memory, which is slow to allocate.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from edge.backends.triton.device import Device, Mirror, rows_of
 from edge.protocol.step import Step, StepLimits
 
 _LANES = 2
-"""A step, or its two halves."""
+"""Most lanes of a step: its two halves."""
 
 _SMALLEST_KEYS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A step or one half of it, as kernels see it; the halves' rows follow each other.
+    """A step or one half of it, in the form for kernels. The halves' rows follow each other.
 
     hidden and partial float32 [rows, hidden size]; tokens, positions and sequences int32 [rows];
     starts int32 [batch + 1] and lengths int32 [batch] as `attention` takes them.
@@ -34,17 +34,17 @@ class Lane:
 
     batch: int
     num_tokens: int
-    """For each entry."""
+    """Tokens of each entry."""
     logit_rows: int
-    """For each entry; 0 for none."""
+    """Rows of logits of each entry."""
     states: bool
-    """Instead of logits these rows want what the head is given, in `hidden`."""
+    """Whether these rows are the head's inputs, in `hidden`, instead of logits."""
     max_keys: int
-    """A bound on what each query attends to; one of few, because kernels are chosen by it."""
+    """A bound on the keys of each query, with few values, because kernels are chosen by it."""
     first_row: int
     hidden: Tensor
     partial: Tensor
-    """A product that is yet to be added to `hidden`."""
+    """A product that is not yet added to `hidden`."""
     tokens: Tensor
     positions: Tensor
     sequences: Tensor
@@ -59,12 +59,12 @@ class Lane:
 
     @property
     def last_rows(self) -> slice:
-        """The rows that want logits or hidden states: the last of one entry, or one of each."""
+        """The rows of logits or hidden states: the last ones of one entry, or one of each entry."""
         return slice(self.num_rows - self.batch * self.logit_rows, self.num_rows)
 
     @property
     def key(self) -> tuple[int, int, bool, int] | None:
-        """Equal for steps of the same kernels on the same memory; None if they seldom come."""
+        """Key of a CUDA graph, equal for the same kernels and memory; None for rare steps."""
         if self.num_tokens > 1 or self.first_row:
             return None
         return self.batch, self.logit_rows, self.states, self.max_keys
@@ -76,7 +76,7 @@ class StepBuffers:
     def __init__(
         self, device: Device, limits: StepLimits, *, hidden_size: int, columns: int
     ) -> None:
-        """columns: of the shard's logits."""
+        """columns: number of the shard's logits."""
         self._device = device
         self._limits = limits
         self._hidden_size, self._columns = hidden_size, columns
@@ -88,7 +88,7 @@ class StepBuffers:
         self._integers = Mirror(device, _LANES * lane_integers, torch.int32)
 
     def make_room_for_logits(self, step: Step) -> bool:
-        """Whether the buffer was made anew, larger."""
+        """Returns whether a larger buffer was made."""
         needed = step.batch * step.logit_rows * self._columns * (not step.states)
         if needed <= len(self.logits):
             return False
@@ -114,7 +114,7 @@ class StepBuffers:
         return rows.reshape(lane.batch, lane.num_tokens, self._hidden_size)
 
     def span(self, lane: Lane) -> tuple[int, int]:
-        """Where in `hidden` and `partial` a lane lies."""
+        """The range of a lane in `hidden` and `partial`."""
         size = self._hidden_size
         return lane.first_row * size, (lane.first_row + lane.num_rows) * size
 

@@ -1,7 +1,7 @@
-"""The device of Triton's kernels, and memory that they and the CPU both see.
+"""The device of Triton's kernels, and memory that it shares with the CPU.
 
-That is a CUDA GPU; or, for tests, the CPU with Triton's interpreter, where device and host memory
-are the same and copies between them are nothing.
+The device is a CUDA GPU or, for tests, the CPU with Triton's interpreter. There device and host
+memory are the same, and copies between them do nothing.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from torch import Tensor
 from edge.offload import Copier, Mark, Memory, MemoryCopier, Unpin, unpinned
 
 _MAX_SHAPES = 32
-"""Decode steps whose graphs are kept at once."""
+"""Most decode steps whose graphs are kept."""
 
 _MEASURED_BYTES = 256 << 20
 _MEASURED_COPIES = 4
 
 _interpreting = threading.Lock()
-"""The interpreter patches Triton's language during a launch, for the whole process."""
+"""Held during a launch, because the interpreter patches Triton's language for all threads."""
 
 _recording = threading.Lock()
-"""CUDA records one graph at a time in a process."""
+"""Held while a graph is recorded, because CUDA records one at a time in a process."""
 
 _log = logging.getLogger(__name__)
 
 
 def is_interpreted() -> bool:
-    """Triton decides so when it is first imported, by its own variable."""
+    """Whether Triton interprets kernels. Its own variable decides when it is first imported."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -54,7 +54,7 @@ class Device:
             torch.cuda.get_device_name(self.torch) if self.is_gpu else "CPU, Triton interpreted"
         )
         self._beside: Any = None
-        """One stream for all: memory that was used on one is not given to another."""
+        """The only side stream, because memory used on one stream is not reused on another."""
 
     def free_bytes(self) -> int:
         """Free bytes of the GPU's own memory."""
@@ -63,7 +63,7 @@ class Device:
 
     @contextlib.contextmanager
     def launching(self) -> Iterator[None]:
-        """Held around every launch of kernels. Do not wait inside."""
+        """Context for every launch of kernels. Do not wait inside."""
         if self.is_gpu:
             yield
         else:
@@ -71,7 +71,7 @@ class Device:
                 yield
 
     def mark(self) -> Any:
-        """To wait for what was launched and copied up to now."""
+        """An event after all launches and copies so far, for `wait`."""
         return torch.cuda.current_stream(self.torch).record_event() if self.is_gpu else None
 
     def wait(self, mark: Any) -> None:
@@ -79,7 +79,7 @@ class Device:
             mark.synchronize()
 
     def synchronize(self) -> None:
-        """What was launched and copied before is done."""
+        """Wait for all launches and copies so far."""
         self.wait(self.mark())
 
     def give_back(self) -> None:
@@ -88,7 +88,7 @@ class Device:
             torch.cuda.empty_cache()
 
     def host_bytes(self, shape: Sequence[int]) -> NDArray[np.uint8]:
-        """Memory of the host, pinned where there is a GPU; what is in it says nothing."""
+        """Uninitialised host memory, pinned if there is a GPU."""
         found: NDArray[np.uint8] = torch.empty(
             tuple(shape), dtype=torch.uint8, pin_memory=self.is_gpu
         ).numpy()
@@ -96,7 +96,7 @@ class Device:
 
     @contextlib.contextmanager
     def side_stream(self) -> Iterator[None]:
-        """Copies in the block go next to what is computed, and are done at its end."""
+        """Context whose copies overlap computation, and are done when it ends."""
         if not self.is_gpu:
             yield
             return
@@ -107,7 +107,7 @@ class Device:
             self._beside.synchronize()
 
     def to_host(self, tensor: Tensor) -> Tensor:
-        """A copy, through pinned memory; waits for what was launched before."""
+        """A copy on the host, through pinned memory. Waits for earlier launches."""
         if not self.is_gpu:
             return tensor
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -116,7 +116,7 @@ class Device:
         return host
 
     def copy_bytes_per_s(self) -> float | None:
-        """The best of a few copies out of pinned memory; None where there is nothing to copy."""
+        """The best rate of a few copies from pinned memory; None without a GPU."""
         if not self.is_gpu:
             return None
         host = torch.empty(_MEASURED_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -131,13 +131,13 @@ class Device:
         return _MEASURED_BYTES / best_s
 
     def copier(self, places: Sequence[Tensor]) -> Copier:
-        """Copies into these, uint8 on the device, next to what is computed."""
+        """A copier into these uint8 tensors on the device, which overlaps computation."""
         if self.is_gpu:
             return StreamCopier(self, places)
         return MemoryCopier([memoryview(place.numpy()) for place in places])
 
     def pin(self, memory: memoryview) -> Unpin:
-        """Let copies out of this memory, whole pages, go next to what is computed."""
+        """Pin this memory, in whole pages, so that copies from it overlap computation."""
         if not self.is_gpu:
             return unpinned(memory)
         runtime: Any = torch.cuda.cudart()
@@ -146,8 +146,8 @@ class Device:
             error = runtime.cudaHostRegister(address, memory.nbytes, 0)
         if error != runtime.cudaError.success:
             _log.warning(
-                "CUDA pins no %d bytes of memory (%s), so copies out of them are slower; raise the "
-                "limit of locked memory, or give the peer less --host-memory",
+                "CUDA cannot pin %d bytes of memory (%s), so copies from them are slower; raise "
+                "the limit of locked memory, or give the peer less --host-memory",
                 memory.nbytes,
                 error,
             )
@@ -156,7 +156,7 @@ class Device:
 
 
 class StreamCopier:
-    """Copies on a stream of its own. See `offload.Copier`."""
+    """Copies on a separate stream. See `offload.Copier`."""
 
     def __init__(self, device: Device, places: Sequence[Tensor]) -> None:
         self._device = device
@@ -182,10 +182,10 @@ class StreamCopier:
 
 
 class Mirror:
-    """Numbers in a row that the device computes with and the host reads and writes.
+    """A flat tensor on the device with a copy on the host.
 
-    `host` is pinned where there is a GPU: copies then need no detour and no waiting. Between a copy
-    and the host's use of it lies `Device.synchronize`.
+    `host` is pinned if there is a GPU, so that copies are asynchronous. Call `Device.synchronize`
+    between a copy and its use on the host.
     """
 
     def __init__(self, device: Device, length: int, dtype: torch.dtype) -> None:
@@ -216,7 +216,7 @@ class Launches:
     """
 
     def __init__(self, device: Device, *, pieces: int = 1) -> None:
-        """pieces: graphs of one step, which is cut where something must happen between them."""
+        """pieces: number of graphs of one step, which is cut wherever the host must act."""
         self._device = device
         self._most_graphs = pieces * _MAX_SHAPES
         self._graphs: OrderedDict[Hashable, Any] = OrderedDict()
@@ -224,16 +224,16 @@ class Launches:
         self._pool: Any = None
 
     def run(self, key: Hashable | None, work: Callable[[], None]) -> None:
-        """`work` launches kernels and nothing else, on the same memory whenever `key` is the same.
+        """Run `work`, which only launches kernels, on the same memory for the same `key`.
 
-        None: work that is not worth a graph.
+        key: None for work that is not worth a graph.
         """
         if key is None or not self._is_graphing:
             with self._device.launching():
                 work()
             return
         if key not in self._graphs:
-            work()  # compiles what is to be compiled, which cannot happen while recording
+            work()  # compiles the kernels, which is impossible while recording
             self._graphs[key] = None
             if len(self._graphs) > self._most_graphs:
                 self._graphs.popitem(last=False)
@@ -252,10 +252,10 @@ class Launches:
         self._pool = None
 
     def _record(self, work: Callable[[], None]) -> Any:
-        """The graph of `work`; None, and no graphs from now on, where CUDA refuses."""
+        """The graph of `work`. If CUDA refuses, None, and no further graphs are tried."""
         graph = torch.cuda.CUDAGraph()
         try:
-            # Another session of this process may well use the GPU meanwhile.
+            # Other sessions of this process may use the GPU during the recording.
             with (
                 _recording,
                 torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
@@ -263,9 +263,9 @@ class Launches:
                 work()
         except RuntimeError as error:
             self._is_graphing = False
-            _log.warning("CUDA records no graph, so decoding goes without: %s", error)
+            _log.warning("CUDA records no graphs, so decoding is slower: %s", error)
             return None
-        # Nothing in a graph's memory outlives its run, so they all may have the same.
+        # Nothing in a graph's memory outlives its run, so all graphs share one pool.
         self._pool = graph.pool()
         return graph
 

@@ -1,4 +1,4 @@
-"""The products of a layer's experts: one matrix of each, by their numbers."""
+"""Products of rows with the matrices of the experts that are chosen for them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from edge.weights.recipe import StoredMatrix
 
 
 class ExpertProducts:
-    """Rows, each times the matrices of the experts that are chosen for it.
+    """The product of each row with the matrices of its chosen experts.
 
-    Matrices of several kinds are as many products, each of which makes some of the columns.
+    Each kind of matrix is a separate product, which computes some of the columns.
     """
 
     def __init__(
@@ -37,20 +37,20 @@ class ExpertProducts:
         biases: Tensor | None,
         tuning: Tuning,
     ) -> None:
-        """names: of each expert's matrix. biases: float32 [experts, outputs]."""
+        """names: of the experts' matrices. biases: float32 [experts, outputs]."""
         self.names = tuple(names)
         self.num_rows = arrays.layout.matrix(names[0]).num_rows
         self.runs: tuple[tuple[StoredMatrix, ...], ...] = tuple(
             zip(*map(arrays.stored, names), strict=True)
         )
-        """All experts' matrices, for each kind."""
+        """The matrices of all experts, for each kind."""
         self.biases = biases
         self._tuning = tuning
         self._stacks: tuple[ExpertStack, ...] = ()
         self.place(weight)
 
     def place(self, weight: Callable[[StoredMatrix], Weight] | None) -> None:
-        """As `Product.place`."""
+        """See `Product.place`."""
         self._stacks = ()
         if weight is not None:
             self._stacks = tuple(stack_of(list(map(weight, run))) for run in self.runs)
@@ -95,7 +95,7 @@ class ExpertProducts:
     def _tiles(
         self, stored: StoredMatrix, stack: ExpertStack, chosen: Tensor, element_bytes: int
     ) -> Tiles:
-        """Measured ones are of products of one matrix, and so for none of these."""
+        """Tiles for these products. Measured tiles are for products with one matrix only."""
         rows, top_k = chosen.shape
         if isinstance(self._tuning, InterpretedTiles):
             bits, outputs, inputs = stored.kind.bits, stack.outputs, stack.inputs
@@ -106,7 +106,7 @@ class ExpertProducts:
 
 
 def stack_of(weights: Sequence[Weight]) -> ExpertStack:
-    """Scales are of one type: float32 where some expert's need that."""
+    """The experts' weights stacked, with float32 scales for all if one expert needs them."""
     experts = list(weights)
     packed = [each.matrix for each in experts if isinstance(each.matrix, PackedWeight)]
     if len({each.scales.dtype for each in packed}) > 1:

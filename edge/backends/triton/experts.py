@@ -28,7 +28,7 @@ class ExpertsBlock:
     gate_up: ExpertProducts
     down: ExpertProducts
     shared: tuple[Product, Product] | None
-    """Gate and up, and down."""
+    """The products gate-and-up and down of the shared expert."""
 
     @classmethod
     def of(cls, build: LayerBuilder, layer: int, part: Experts) -> ExpertsBlock:
@@ -57,7 +57,7 @@ class ExpertsBlock:
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:
-        # In float32, as its weights are: the choice turns on small differences.
+        # In float32, as its weights, because small differences decide the choice.
         logits = self.router(normed.float())
         chosen, weights = self.choose(logits)
         if self.router.grams is not None:

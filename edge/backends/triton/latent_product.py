@@ -1,4 +1,4 @@
-"""Queries, keys and values that are made of vectors which all heads share."""
+"""Queries, keys and values of latent attention (MLA), from vectors that all heads share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from edge.models.latent_attention import Latent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentProduct:
-    """In place of the one product that other attention has."""
+    """Takes the place of the single product of other attention."""
 
     part: Attention
     latent: Latent
     shared: Product
-    """Both vectors, and what all keys share."""
+    """The product that gives both latent vectors, and the part that all keys share."""
     query: Product
     key_value: Product
     query_norm: Tensor | None
@@ -47,7 +47,7 @@ class LatentProduct:
         return self.shared, self.query, self.key_value
 
     def __call__(self, normed: Tensor) -> Tensor:
-        """[rows, 3 · num_heads · head_size], values filled up with zeros."""
+        """[rows, 3 · num_heads · head_size], with values padded with zeros."""
         whole, rank = self.shared(normed), self.latent.query_rank or 0
         of_query = normed
         if self.query_norm is not None:

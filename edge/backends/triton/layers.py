@@ -1,8 +1,8 @@
 """A shard's work between two sums, as launches of Triton kernels.
 
-The residual stream is float32, as it travels between peers. Products are given `activations`: a
-norm rounds to it on its way, and results go back to float32. What a product adds to the stream is
-left in `partial`, and the next norm adds it.
+The residual stream is float32, as between peers. Inputs of products have the type `activations`, to
+which norms round; results are float32 again. A product's result stays in `partial` until the next
+norm adds it to the stream.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ Reduced = Literal["hidden", "partial"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSegment:
-    """Launches up to a sum over the stage's shards, or to the end of the stage."""
+    """Launches up to the next sum over the stage's shards, or to the end of the stage."""
 
     layer: int | None = None
-    """Whose weights it takes."""
+    """The layer whose weights it uses."""
     launch: Callable[[Lane], None]
     reduce: Reduced | None
-    """Which rows of the lane are summed then."""
+    """The rows of the lane that are summed after it."""
     is_embedding: bool = False
-    """Nothing to do where the host has looked up the rows."""
+    """Whether it is the embedding, which is skipped if the host has looked up the rows."""
     is_head: bool = False
-    """Nothing to do for a lane that wants no logits."""
+    """Whether it is the head, which is skipped for a lane without logits."""
 
 
 _BLOCKS: Mapping[str, Callable[[LayerBuilder, int, Any], Block]] = {
@@ -66,7 +66,7 @@ _BLOCKS: Mapping[str, Callable[[LayerBuilder, int, Any], Block]] = {
     "plain_mlp": PlainMlpBlock.of,
     "short_convolution": ShortConvolutionBlock.of,
 }
-"""By kind of part; `PART_KINDS` in `backend.py` names the same."""
+"""Makers of blocks by kind of part; `PART_KINDS` in `backend.py` names the same kinds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ class ShardOperators:
         streamed: StreamedLayers | None = None,
         observes: bool = False,
     ) -> None:
-        """streamed: where the matrices of layers are, if not where they stay. observes: sum up
-        what products are given."""
+        """streamed: the source of layers' matrices, if they move. observes: sum over the inputs of
+        products."""
         self.spec = spec
         self.layout: ShardLayout = arrays.layout
         self.activations = activations
@@ -107,8 +107,8 @@ class ShardOperators:
         layout = self.layout
         self.grams = Grams(layout, device) if observes else None
         self.embedding: Tensor | None = None
-        """None where the host looks up rows: of what streams, and where positions or layers have
-        some of their own."""
+        """The embedding; None if the host looks up its rows, as for streamed shards, learned
+        positions and per-layer token inputs."""
         if streamed is None:
             self._place_embedding()
         build = LayerBuilder(
@@ -127,7 +127,7 @@ class ShardOperators:
             experts=self._layer_experts,
         )
         self.blocks = {layer: _blocks(build, layer) for layer in layout.layers}
-        """For each layer: its mixer and its feed-forward block; None where the shard has none."""
+        """The mixer and the feed-forward block of each layer; None if the shard lacks it."""
         scale = "" if spec.token_inputs else "layer_scale"
         self.addends = {
             layer: (
@@ -136,13 +136,13 @@ class ShardOperators:
             )
             for layer in layout.layers
         }
-        """What becomes of those blocks' products."""
+        """The addends made of those blocks' products."""
         self.token_inputs = {
             layer: TokenInputs.of(build, layer, spec.layer(layer).feed_forward.activation)
             for layer in layout.layers
             if spec.token_inputs
         }
-        """Added after those blocks, on every shard."""
+        """Token inputs added after those blocks, on every shard."""
         self.token_addends = {
             layer: build.addend(f"layers.{layer}.token_post_norm", f"layers.{layer}.layer_scale")
             for layer in self.token_inputs
@@ -154,13 +154,13 @@ class ShardOperators:
             )
 
     def let_go(self) -> None:
-        """What a shard that streams has elsewhere: its layers' matrices, and its embedding."""
+        """Release the layers' matrices and the embedding, which a streaming shard has elsewhere."""
         self.embedding = None
         for product in self._products:
             product.place(None)
 
     def place(self, streamed: StreamedLayers | None) -> None:
-        """Take the layers' matrices from there; None: in memory of their own, read again."""
+        """Take the layers' matrices from `streamed`; None: read them into own memory."""
         self._streamed = streamed
         for product in self._products:
             product.place(self._layer_weight)
@@ -173,7 +173,7 @@ class ShardOperators:
             self.embedding = to_device(self._arrays.read("embedding"), self._device)
 
     def segments(self) -> tuple[LaunchSegment, ...]:
-        """In order; a stage of several shards has a sum after each but the last one."""
+        """The segments in order. In a split stage a sum follows each but the last one."""
         layout = self.layout
         found: list[LaunchSegment] = []
 
@@ -188,19 +188,19 @@ class ShardOperators:
             keeps = layer if self.side.keeps(layer) else None
             for block, addend in zip(blocks, self.addends[layer], strict=True):
                 launch = self._launch(block, pending=pending, keeps=keeps)
-                keeps = None  # what the mixer is given
+                keeps = None  # only the mixer's input is kept
                 found.append(LaunchSegment(launch=launch, reduce=summed("partial"), layer=layer))
                 pending = addend
             if layer in self.token_inputs:
                 launch = self._launch_token_inputs(layer, pending=pending)
                 found.append(LaunchSegment(launch=launch, reduce=None, layer=layer))
                 pending = self.token_addends[layer]
-        last = pending  # None of a stage without layers
+        last = pending  # None in a stage without layers
         if not layout.is_last_stage:
             found.append(LaunchSegment(launch=lambda lane: _hand_over(last, lane), reduce=None))
         elif self.head is not None:
             head = self.head
-            if self.grams is not None:  # of every token, whether its logits are wanted or not
+            if self.grams is not None:  # observe every token, with logits or without
                 found.append(
                     LaunchSegment(launch=lambda lane: self._observe(head, last, lane), reduce=None)
                 )
@@ -214,8 +214,8 @@ class ShardOperators:
     def _launch(
         self, block: Block | None, *, pending: Addend | None, keeps: int | None
     ) -> Callable[[Lane], None]:
-        """pending: a product is yet to be added to the residual stream. keeps: what is then given
-        to this layer is needed once more."""
+        """The launches of a block. pending: the addend before it. keeps: the layer, if later layers
+        need its input."""
 
         def launch(lane: Lane) -> None:
             normed = None
@@ -302,7 +302,7 @@ def _tables(rotary: Rotary, context_tokens: int, device: Device) -> tuple[Tensor
 
 
 def _hand_over(addend: Addend | None, lane: Lane) -> None:
-    """Make the hidden state whole: nothing is to be added still."""
+    """Complete the hidden state with the addend."""
     added = None if addend is None else addend.settle(lane, lane.hidden)
     if added is not None:
         lane.hidden.add_(added)

@@ -51,14 +51,14 @@ class LinearAttentionBlock:
         )
 
     def launch(self, normed: Tensor, lane: Lane) -> None:
-        # What a state forgets is an exponential of its gate: that is not rounded in between.
+        # Gates are not rounded, because states decay by their exponential.
         count = 2 * self.part.num_value_heads
         gates = torch.empty(normed.shape[0], count, dtype=torch.float32, device=normed.device)
         self.gates(normed, gates)
         self.output(self.attend(self.mixed(normed), gates, lane), lane.partial)
 
     def attend(self, mixed: Tensor, gates: Tensor, lane: Lane) -> Tensor:
-        """[rows, values]; the states of the step's requests become those after it."""
+        """Returns [rows, values], and updates the states of the step's requests."""
         channels, heads = self.states.layers[self.layer]
         return linear_attention(
             mixed,

@@ -1,4 +1,4 @@
-"""From a shard's file to a program on the device, which is checked before it is used."""
+"""Loads a shard's file as a program on the device, and checks it before use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load(
     activations: torch.dtype | None = None,
     kv_tier: KVTier | None = None,
 ) -> TritonProgram:
-    """bits: of a code in the KV cache. activations: what products compute with, if not the usual.
+    """bits: of a code in the KV cache. activations: type of products' inputs, if not the usual one.
 
     Raises RequestError when an operator disagrees with its reference.
     """
@@ -91,8 +91,8 @@ def load(
 
 
 def usual_activations(device: Device, weight_format: WeightFormat) -> torch.dtype:
-    """bfloat16 where a GPU multiplies it in its tensor cores and no more was asked for.
+    """bfloat16 if the GPU's tensor cores multiply it and accuracy is "fast", else float32.
 
-    The CPU's kernels round the same inputs to 8 bits then.
+    With "fast", the CPU's kernels round the same inputs to 8 bits.
     """
     return torch.bfloat16 if device.is_gpu and weight_format.rounds_inputs else torch.float32

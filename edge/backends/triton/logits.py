@@ -1,6 +1,6 @@
-"""Logits on the device: the best are found there, and only those are copied to the host.
+"""Logits on the device, where the best are found; only those are copied to the host.
 
-A vocabulary is up to hundreds of thousands of logits a token; greedy decoding needs one.
+A token has up to hundreds of thousands of logits, and greedy decoding needs one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DeviceLogits:
         columns: int,
         states: Callable[[], NDArray[np.float32]],
     ) -> None:
-        """logits: flat [batch, logit_rows, columns]; of a step with `states` none are there."""
+        """logits: flat [batch, logit_rows, columns]; empty for a step with `states`."""
         self._device = device
         self._logits = logits
         rows = 0 if step.states else step.logit_rows

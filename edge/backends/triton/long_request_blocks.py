@@ -1,7 +1,7 @@
-"""Blocks of one request that is longer than memory, and so uses all of it.
+"""Blocks of a request that is longer than memory, and uses all of it.
 
-Otherwise, a block of the pool holds the same tokens of every layer. The layers of this request are
-swapped in and out one by one, so each layer has blocks of its own, at any free place of the pool.
+Usually a block of the pool holds the same tokens of every layer. The layers of this request are
+swapped in and out one by one, so each layer has its own blocks, at any free places of the pool.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class SpreadBlocks:
         row_blocks: int,
         block_tokens: int,
     ) -> None:
-        """row_blocks: of the longest request, in one layer."""
+        """row_blocks: blocks of the longest request in one layer."""
         self._num_layers = num_layers
         self._num_blocks = num_blocks
         self._row_blocks = row_blocks
         self._block_tokens = block_tokens
         self._table = Mirror(device, num_layers * row_blocks, torch.int32)
         self._in_table = [0] * num_layers
-        """How many of each layer's blocks are in its row of the table."""
+        """Number of each layer's blocks that are in its row of the table."""
         self._blocks: list[list[int]] = []
         self._free: list[int] = []
 
     def begin(self, blocks: Sequence[int]) -> None:
-        """Every layer has these, as numbers of its own; all others are free."""
+        """Give these blocks to every layer, by its own numbers, and free all others."""
         layers = range(self._num_layers)
         self._blocks = [[layer * self._num_blocks + block for block in blocks] for layer in layers]
         taken = set[int]().union(*self._blocks)
@@ -52,21 +52,21 @@ class SpreadBlocks:
         self._in_table = [0] * self._num_layers
 
     def of_layer(self, layer: int) -> list[int]:
-        """In the order of their tokens."""
+        """The layer's blocks in the order of their tokens."""
         return self._blocks[layer]
 
     def table(self, layer: int) -> Tensor:
-        """int32 [1, row_blocks] on the device: what `publish` last put there."""
+        """The layer's table, int32 [1, row_blocks] on the device, as of the last `publish`."""
         return self._table.tensor.view(self._num_layers, 1, self._row_blocks)[layer]
 
     def reach(self, layer: int, tokens: int) -> None:
-        """Blocks for the layer's first tokens."""
+        """Allocate blocks for the layer's first tokens."""
         blocks = self._blocks[layer]
         for _ in range(len(blocks), math.ceil(tokens / self._block_tokens)):
             blocks.append(self._free.pop())
 
     def publish(self, layer: int) -> None:
-        """Put the layer's blocks into its table, for what is launched next."""
+        """Copy the layer's blocks into its table, for the next launches."""
         blocks, known = self._blocks[layer], self._in_table[layer]
         if known == len(blocks):
             return
@@ -76,7 +76,7 @@ class SpreadBlocks:
         self._in_table[layer] = len(blocks)
 
     def drop(self, layer: int) -> None:
-        """Nothing that was launched uses the layer's blocks any more: others may have them."""
+        """Free the layer's blocks. No launch may still use them."""
         self._free.extend(reversed(self._blocks[layer]))
         self._blocks[layer] = []
         self._in_table[layer] = 0

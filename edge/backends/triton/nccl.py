@@ -1,12 +1,12 @@
 """Sums over the shards of a stage from device to device, with torch.distributed.
 
-NCCL between the GPUs of one host; gloo where kernels are interpreted. Only sums go this way: other
-exchanges are small, lie on the host, and use the links.
+NCCL between the GPUs of one host; gloo for interpreted kernels. Other exchanges are small and on
+the host, and use the links.
 
-Sums are in rank order, as over links, so that every rank holds the same bits on either way. NCCL's
-own all_reduce adds in an order that depends on the part, the count of GPUs and its algorithm.
-Gathering and adding costs no more: for two ranks the traffic is the same, and with more ranks each
-sums one slice of a large array, which is the traffic of a ring.
+Sums are in rank order, as over links, so that both ways give the same bits. NCCL's all_reduce adds
+in an order that depends on the slice, the number of GPUs and its algorithm. Gathering and adding
+costs no more: for two ranks the traffic is the same, and with more ranks each sums one slice of a
+large array, which is the traffic of a ring.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from edge.transport.collective import SLICED_ABOVE_BYTES
 from edge.transport.errors import ChannelClosedError, ProtocolError, TransportError
 
 OPEN_TIMEOUT_S = 20.0
-"""For the ranks to find each other, and for their first exchange."""
+"""Seconds for the ranks to find each other, and for their first exchange."""
 
 TIMEOUT_S = 120.0
-"""For a sum: a device that hangs. As long as links wait."""
+"""Seconds for a sum, as over links. A longer one means that a device hangs."""
 
 _NCCL_SETTINGS = {
-    # A sum that fails ends the model that needs it, not the daemon and what else it runs.
+    # A failed sum ends its model, and not the daemon.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
-    # Ranks of one host meet where other users cannot.
+    # Ranks of one host communicate over loopback only.
     "NCCL_SOCKET_IFNAME": "lo",
 }
-"""These libraries read their settings from the environment and nowhere else."""
+"""Settings that these libraries read only from the environment."""
 
 
 def device_sums(device: Device) -> TorchSums | None:
-    """None if PyTorch lacks the support."""
+    """The device's sums; None if PyTorch lacks the support."""
     distributed = torch.distributed
     if not distributed.is_available():
         return None
@@ -70,7 +70,7 @@ class TorchSums:
         return f"{torch.__version__} {nccl}"
 
     def open(self, links: Collective, store: Path) -> TorchCollective:
-        """Raises RuntimeError where the ranks do not find each other in time."""
+        """See `DeviceSums`. Raises RuntimeError if ranks do not find each other in time."""
         shared = torch.distributed.FileStore(str(store), links.size)
         shared.set_timeout(datetime.timedelta(seconds=OPEN_TIMEOUT_S))
         make = _nccl if self._device.is_gpu else _gloo
@@ -84,15 +84,15 @@ class TorchSums:
 
 
 class TorchCollective:
-    """`all_reduce` takes tensors on the device, all else numpy arrays. See `Collective`.
+    """A collective whose `all_reduce` takes tensors on the device. See `Collective`.
 
-    Ranks that disagree about a size are not told: NCCL waits for ever, and gloo ends the process.
+    Ranks with different sizes are not detected: NCCL waits for ever, and gloo ends the process.
     """
 
     memory: Literal["device"] = "device"
 
     def __init__(self, links: Collective, group: Any, device: Device) -> None:
-        """`links` and `group`, a process group of torch.distributed, belong to it from now on."""
+        """Takes ownership of `links` and of `group`, a process group of torch.distributed."""
         self.rank = links.rank
         self.size = links.size
         self._links = links
@@ -106,11 +106,11 @@ class TorchCollective:
         self._terms = torch.empty(0, dtype=torch.uint8, device=device.torch)
 
     def all_reduce(self, array: Tensor) -> None:
-        """On a GPU what is launched afterwards finds the sum; `settle` says if it failed."""
+        """See `Collective`. On a GPU later launches see the sum; `settle` raises its failure."""
         self._sum(_flat(array))
 
     def begin_all_reduce(self, array: Tensor) -> BackgroundWork:
-        """See `Collective`; what waits for it on a GPU is what is launched afterwards."""
+        """See `Collective`. On a GPU the wait delays later launches only."""
         flat = _flat(array)
         if self._stream is None:
             return self._background.begin(lambda: self._sum(flat))
@@ -120,14 +120,14 @@ class TorchCollective:
             return _StreamWork(self._stream.record_event())
 
     def settle(self) -> None:
-        """Wait for the device. Raises what a sum failed with that was begun before."""
+        """Wait for the device. Raises the failure of an earlier sum."""
         if self._stream is None:
-            return  # its waiters were told
+            return  # waiting for a sum has raised its failure already
         torch.cuda.current_stream(self._device.torch).synchronize()
         if self._is_closed:
             raise _closed()
         if self._last is not None and not self._last.is_success():
-            raise self._failure("NCCL gave it up")
+            raise self._failure("NCCL aborted it")
 
     def all_gather(self, own: Any, into: Any) -> None:
         """See `Collective`."""
@@ -146,15 +146,15 @@ class TorchCollective:
         self._links.barrier()
 
     def check(self) -> None:
-        """Whether all ranks are there, in their order. Raises RuntimeError; the links stay good."""
+        """Raises RuntimeError unless all ranks answer, in order. The links stay usable."""
         own = torch.tensor([self.rank], device=self._device.torch)
         ranks = torch.empty(self.size, dtype=own.dtype, device=own.device)
         reason = self._outcome(lambda group: group._allgather_base(ranks, own))
         if reason:
             raise RuntimeError(reason)
-        found = ranks.tolist()  # waits for a GPU
+        found = ranks.tolist()  # waits for the GPU
         if found != list(range(self.size)):
-            raise RuntimeError(f"of {self.size} ranks it found {found}")
+            raise RuntimeError(f"it found ranks {found} of {self.size}")
 
     def leave(self) -> None:
         """See `DeviceCollective`."""
@@ -166,7 +166,7 @@ class TorchCollective:
         if self._stream is not None:
             groups[0].abort()  # ends a sum that waits for a lost rank
             return
-        # The end of a group waits for what is under way, and that for the others to end theirs.
+        # A group's end waits for its sums, and those for other ranks to end their groups.
         threading.Thread(target=groups.clear, name="edge-device-sums-end", daemon=True).start()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class TorchCollective:
         self._background.close()
 
     def _sum(self, flat: Tensor) -> None:
-        """Numbers of any type move as bytes, unchanged."""
+        """Sum in place. Values of all types are moved as bytes."""
         size, count = self.size, flat.numel()
         if not count:
             return
@@ -193,7 +193,7 @@ class TorchCollective:
         self._move(lambda group: group._allgather_base(own, _bytes(terms[0])))
 
     def _space(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Uninitialised, valid until the next call."""
+        """Uninitialised memory, valid until the next call."""
         nbytes = count * dtype.itemsize
         if self._terms.numel() < nbytes:
             if self._stream is not None:  # a sum under way may still use the smaller one
@@ -202,17 +202,18 @@ class TorchCollective:
         return self._terms[:nbytes].view(dtype)
 
     def _move(self, begin: Callable[[Any], Any]) -> None:
-        """Done when it returns; on a GPU, when what is launched afterwards runs."""
+        """Run an exchange. It is done at return; on a GPU, before later launches run."""
         reason = self._outcome(begin)
         if reason:
             raise self._failure(reason)
 
     def _outcome(self, begin: Callable[[Any], Any]) -> str:
-        """Why it failed. No error leaves here: its frames would keep the group's sockets open."""
+        """Run an exchange; the reason of a failure, or "". Raises nothing, because an error's
+        frames would keep the group's sockets open."""
         try:
             work = self._begun(begin)
             if work is None:
-                return "it was ended before"
+                return "it ended before"
             if self._stream is not None:
                 self._last = work
                 work.wait()
@@ -222,16 +223,16 @@ class TorchCollective:
             with self._changed:
                 self._changed.wait_for(lambda: future.done() or self._group is None)
             if not future.done():
-                return "it was ended while it waited"
+                return "it ended while it waited"
             future.wait()
         except RuntimeError as error:
             return str(error) or "for no reason given"
         return ""
 
     def _begun(self, begin: Callable[[Any], Any]) -> Any:
-        """None after `leave`. The only reference to the group, which gloo ends after its current
-        call."""
-        if self._stream is not None:  # a GPU that waits for a lost rank may hold up even this
+        """Begin an exchange; None after `leave`. Keeps no reference to the group, so that gloo ends
+        it after its current call."""
+        if self._stream is not None:  # without the lock: a GPU that waits may block this call
             group = self._group
             return None if group is None else begin(group)
         with self._changed:
@@ -242,12 +243,12 @@ class TorchCollective:
             self._changed.notify_all()
 
     def _failure(self, reason: str) -> TransportError:
-        """Raises PeerLostError if the lost peer is known."""
+        """The error of a failed sum. Raises PeerLostError if the lost peer is known."""
         if self._is_closed:
             return _closed()
-        self.leave()  # so that the others hear of it, and come to the barrier
+        self.leave()  # so that the other ranks notice, and come to the barrier
         self._links.barrier()
-        return ProtocolError(f"a sum of {self.size} devices failed, all of them there: {reason}")
+        return ProtocolError(f"a sum of {self.size} devices failed, and none is lost: {reason}")
 
 
 class _StreamWork:
@@ -257,12 +258,12 @@ class _StreamWork:
         self._event = event
 
     def wait(self) -> None:
-        """What is launched from now on comes after it."""
+        """Order later launches after this work."""
         torch.cuda.current_stream().wait_event(self._event)
 
 
 def _gloo(store: Any, rank: int, size: int) -> Any:
-    """Over sockets of this host that other users cannot reach."""
+    """A gloo group over loopback sockets."""
     from torch.distributed.distributed_c10d import ProcessGroupGloo
 
     options = ProcessGroupGloo._Options()

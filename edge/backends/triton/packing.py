@@ -1,7 +1,6 @@
-"""A layer's matrices packed for GPU kernels: one run of bytes, and tensors within it.
+"""A layer's matrices packed for GPU kernels, as tensors within one run of bytes.
 
-Runs are kept in a file, made once from the shard, so that a layer is loaded with one read and one
-copy.
+Runs are stored in a file, made once from the shard, so that one read and one copy load a layer.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _TORCH_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """An array of one matrix: where it lies in its layer's run of bytes."""
+    """An array of a matrix, and its place in its layer's run of bytes."""
 
     entry: TensorEntry
     start: int
@@ -66,20 +65,20 @@ class LayerRun:
         for entry in entries:
             _layer, matrix, array = entry.name.split("/")
             self._fields[matrix, array] = _Field(entry, self.nbytes)
-            self.nbytes += padded(entry.nbytes)  # what direct reads write
+            self.nbytes += padded(entry.nbytes)  # direct reads write whole blocks
         self.extent = [span for field in self._fields.values() for span in field.spans()]
 
     def weight(self, matrix: StoredMatrix, run: Tensor) -> Weight:
-        """A matrix as a view of the run, uint8 [nbytes] on the device."""
+        """A matrix as a view of `run`, uint8 [nbytes] on the device."""
         return placed(matrix, lambda array: self._fields[matrix.name, array].within(run))
 
 
 def open_packed(
     arrays: ShardArrays, weights: ShardWeights, *, half_scales: bool
 ) -> tuple[str, CachedShard]:
-    """The file of all layers' runs, made if it is not there, and the key that it is kept under.
+    """The cache key and the file of all layers' runs, which is made if it is missing.
 
-    Raises RequestError where there is no folder for it, StoreFullError when the disk is full.
+    Raises RequestError without a folder for it, StoreFullError if the disk is full.
     """
     cache = weights.packed
     if cache is None:
@@ -93,7 +92,7 @@ def open_packed(
         for matrix in arrays.format.recipe.all_stored(arrays.layout.matrices):
             layer = _layer_of(matrix.name)
             if layer is not None:
-                # One kernel takes all experts of a layer: their scales must be of one type.
+                # One kernel takes all experts of a layer, so their scales must have one type.
                 half = half_scales and expert_number(matrix.name) is None
                 laid_out = gpu_arrays(arrays, matrix, half_scales=half)
                 for name, array in laid_out.items():
@@ -102,12 +101,12 @@ def open_packed(
 
 
 def layer_runs(packed: CachedShard) -> dict[int, LayerRun]:
-    """By layer, in order."""
+    """The runs of all layers, in order."""
     by_layer = groupby(packed.manifest.tensors, key=lambda entry: entry.name.split("/")[0])
     return {int(layer): LayerRun(list(entries)) for layer, entries in by_layer}
 
 
 def _layer_of(matrix: str) -> int | None:
-    """None for the head."""
+    """The layer of a matrix; None for the head."""
     parts = matrix.split(".")
     return int(parts[1]) if parts[0] == "layers" else None

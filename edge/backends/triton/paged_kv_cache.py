@@ -1,10 +1,9 @@
 """The paged KV cache of a shard on a device: blocks of tokens, allocated on demand.
 
-A block table says where each request's tokens lie (Kwon et al., PagedAttention, 2023). So memory is
-kept for the tokens under way together, not for the longest context of every request, and nothing
-moves when requests come and go. Codes of 8 and 4 bits have scales for each token. A request longer
-than memory has all of it: see `long_request_blocks.py`. Layers with states keep those in a
-request's slot: see `request_states.py`.
+A block table maps each request's tokens to blocks (Kwon et al., PagedAttention, 2023). So memory is
+reserved for all tokens together, not for the longest context of every request, and nothing moves
+when requests come and go. Codes of 8 and 4 bits have scales for each token. A request longer than
+memory uses all of it: see `long_request_blocks.py`. States of layers are in `request_states.py`.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from edge.weights.layout import ShardLayout
 BLOCK_TOKENS = 16
 
 _GROUP_SIZE = 32
-"""Elements of a head that share a scale with 4 bits, where they divide it."""
+"""Elements that share a scale with 4 bits, if they divide a head."""
 
 _SCALE_DTYPE = torch.float16
 
 _PIECE_TOKENS = 4096
-"""Tokens moved to or from blocks at once: the device needs room for these as well."""
+"""Most tokens moved to or from blocks at once, which bounds the room for them on the device."""
 
 Rows = NDArray[Any]
 
@@ -54,11 +53,11 @@ class BlockCache:
         bits: int | None,
         dtype: torch.dtype,
     ) -> None:
-        """bits: of a code; None for floats, which are of `dtype`."""
+        """bits: of a code; None for floats of `dtype`."""
         self._limits = limits
         self._device = device
         row_blocks = math.ceil(limits.context_tokens / BLOCK_TOKENS)
-        # The last block of each request may have room left, also of one that is over and kept.
+        # The last block of each request may be partly empty, also in the prefix cache.
         self.num_blocks = min(
             math.ceil(limits.cached_tokens / BLOCK_TOKENS) + limits.caches,
             row_blocks * limits.caches,
@@ -66,7 +65,7 @@ class BlockCache:
         self._table = Mirror(device, limits.requests * row_blocks, torch.int32)
         self._rows = self._table.host.reshape(limits.requests, row_blocks)
         self._in_table: list[tuple[str, int]] = []
-        """For each row of the table: whose blocks they are, and how many."""
+        """The request, and the number of its blocks, in each row of the table."""
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._num_slots = limits.caches
         self.states_of_layers = RequestStates(
@@ -74,40 +73,40 @@ class BlockCache:
         )
         self._slots: dict[str, int] = {}
         self._blocks: dict[int, list[int]] = {}
-        """By slot."""
+        """Blocks by slot."""
         self._lengths: dict[int, int] = {}
         mixers = layout.caches
         heads = [(each.num_kv_heads, each.head_size) for each in mixers.values()]
         self._wholes = [
             self._tensors(heads.count(each), *each, bits, dtype) for each in dict.fromkeys(heads)
         ]
-        """For each size of heads: the layers that have it, one after the other."""
+        """The tensors for each size of heads, with its layers one after the other."""
         groups = list(dict.fromkeys(heads))
         self._place_of = [
             (groups.index(each), heads[:index].count(each)) for index, each in enumerate(heads)
         ]
-        """For each layer: which of these, and where in it."""
+        """The index of each layer's tensors, and of the layer within them."""
         table = self._table.tensor.view(limits.requests, row_blocks)
         numbers = {layer: index for index, layer in enumerate(mixers)}
         self.numbers = {layer: numbers[layout.cache_layer(layer)] for layer in layout.attentions}
-        """For each layer that uses a cache: which one it is, as caches are counted here."""
+        """The index of the cache that each layer uses."""
         self._even = {
             layer: KvCache(**self._of_layer(index), block_table=table)
             for layer, index in self.numbers.items()
         }
         self._spread: SpreadBlocks | None = None
         self._far: dict[int, KvCache] = {}
-        """The layers as the request sees them that has all memory."""
+        """Caches of the layers for a request that is longer than memory."""
         self._far_slot: int | None = None
-        """That request's."""
+        """The slot of that request, if there is one."""
         self._far_tokens = 0
-        """It has after the step."""
+        """Tokens of that request after the step."""
         if limits.exceeds_memory:
             if len(groups) > 1:
                 raise RequestError(
-                    "the layers of this model have keys and values of different sizes, and a GPU "
-                    "keeps a request that is longer than its memory only where they are alike; "
-                    "load the model with fewer context_tokens"
+                    "the layers of this model have keys and values of different sizes, which a GPU "
+                    "does not support for requests that are longer than its memory; load the model "
+                    "with fewer context_tokens"
                 )
             self._spread = SpreadBlocks(
                 device,
@@ -127,46 +126,46 @@ class BlockCache:
             ),
             context_tokens=limits.context_tokens,
         )
-        """What a tier must keep of one request."""
+        """The shape of one request's keys and values in a tier."""
 
     @property
     def can_cut(self) -> bool:
-        """What a request has of its first tokens is what it had when it had no more."""
+        """Whether a request can be cut to its first tokens, because it has no states."""
         return not self.states_of_layers
 
     def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
-        """What `count` slots from `first` have but keys and values. Copies."""
+        """Copies of the states of `count` slots from `first`."""
         return self.states_of_layers.read(first, count)
 
     def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
-        """As `states` gives them of one slot."""
+        """Set a slot's states, in the form of `states` for one slot."""
         self.states_of_layers.write(slot, states)
 
     def save_states(self, slot: int, place: int) -> None:
-        """Copy a slot's states to a place, over what is there."""
+        """Copy a slot's states to a place, over its contents."""
         self.states_of_layers.save(slot, place)
 
     def load_states(self, slot: int, place: int) -> None:
-        """Let a slot have those of a place."""
+        """Copy the states of a place to a slot."""
         self.states_of_layers.load(slot, place)
 
     def drop_states(self, slot: int) -> None:
-        """Let another slot have the memory of this one's states, until it is given some."""
+        """Free the memory of a slot's states until states are set again."""
         self.states_of_layers.drop(slot)
 
     @property
     def is_spread(self) -> bool:
-        """One request has all memory: layers are asked for with `begin_layer`."""
+        """Whether one request has all memory. Its layers need `begin_layer`."""
         return self._far_slot is not None
 
     @property
     def layers(self) -> dict[int, KvCache]:
-        """As the kernels of this step see them."""
+        """The caches of the layers for the kernels of this step."""
         return self._far if self.is_spread else self._even
 
     @property
     def num_tokens(self) -> int:
-        """Tokens kept for all requests together."""
+        """Tokens of all requests."""
         return sum(self._lengths.values())
 
     @property
@@ -177,11 +176,11 @@ class BlockCache:
         return request in self._slots
 
     def open(self, request: str) -> int:
-        """The request's slot, a new one if it has none. KeyError when every slot is taken, or
-        every state."""
+        """The request's slot, a new one if it has none. Raises KeyError if all slots or all states
+        are taken."""
         if request not in self._slots:
             if self.is_spread:
-                raise KeyError("one that is longer than memory has all of it")
+                raise KeyError("a request that is longer than memory uses all of it")
             free = set(range(self._num_slots)).difference(self._slots.values())
             if not free:
                 raise KeyError(f"all {self._num_slots} places are taken")
@@ -192,11 +191,11 @@ class BlockCache:
         return self._slots[request]
 
     def length(self, slot: int) -> int:
-        """Tokens that the slot holds."""
+        """Number of tokens in the slot."""
         return self._lengths[slot]
 
     def wrote(self, slot: int, length: int) -> None:
-        """The slot now holds `length` tokens."""
+        """Record that the slot has `length` tokens now."""
         self._lengths[slot] = length
 
     def shrink(self, slot: int, length: int) -> None:
@@ -207,18 +206,17 @@ class BlockCache:
         blocks = self._blocks[slot]
         while len(blocks) > math.ceil(length / BLOCK_TOKENS):
             self._free.append(blocks.pop())
-        self._in_table.clear()  # it may be given other blocks there
+        self._in_table.clear()  # the slot may get other blocks
 
     def rename(self, request: str, to: str) -> None:
-        """What `request` has is another one's from now on."""
+        """Give the slot of `request` to request `to`, which has none."""
         self._slots[to] = self._slots.pop(request)
         self._in_table = [
             ("", 0) if owner in {request, to} else (owner, count) for owner, count in self._in_table
         ]
 
     def place(self, step: Step) -> None:
-        """Allocate blocks for the step's tokens. Row i of the block table is then that of entry
-        i."""
+        """Allocate blocks for the step's tokens, and fill row i of the block table for entry i."""
         for row, entry in enumerate(step.entries):
             slot = self.open(entry.request)
             if entry.end > self._limits.cached_tokens:
@@ -231,13 +229,13 @@ class BlockCache:
         self.states_of_layers.place([self._slots[entry.request] for entry in step.entries])
 
     def begin_layer(self, index: int) -> None:
-        """The step's tokens have blocks in this layer of the request that has all memory."""
+        """Allocate blocks of this layer for a request longer than memory."""
         if self._spread is not None and self._far:
             self._spread.reach(index, self._far_tokens)
             self._spread.publish(index)
 
     def release(self, request: str) -> None:
-        """Unknown requests are ignored."""
+        """Free a request. Unknown requests are ignored."""
         slot = self._slots.pop(request, None)
         if slot is None:
             return
@@ -246,7 +244,7 @@ class BlockCache:
         del self._lengths[slot]
         if slot == self._far_slot:
             self._far_slot = None
-        # Another request of the same name may be given other blocks.
+        # A later request of the same name may get other blocks.
         self._in_table = [
             ("", 0) if owner == request else (owner, count) for owner, count in self._in_table
         ]
@@ -265,15 +263,15 @@ class BlockCache:
 
     @contextlib.contextmanager
     def filling(self, index: int, slot: int, tokens: int) -> Iterator[tuple[Rows, Rows]]:
-        """Arrays as `rows` gives, for the first tokens; they are on the device in the end, and
-        went there while something else was computed."""
+        """Arrays as of `rows`, for the first tokens, which are copied to the device when the
+        context ends. The copy overlaps computation."""
         keys, values = (self._host_rows(index, tokens) for _ in range(2))
         yield keys, values
         with self._device.side_stream():
             self.put(index, slot, 0, keys, values)
 
     def put(self, index: int, slot: int, first: int, keys: Rows, values: Rows) -> None:
-        """Write rows as `rows` gives them, from token `first` on."""
+        """Write rows in the form of `rows`, from token `first` on."""
         last = first + keys.shape[1]
         if slot == self._far_slot and self._spread is not None:
             self._spread.reach(index, last)
@@ -292,20 +290,20 @@ class BlockCache:
                     column += nbytes
 
     def drop_layer(self, index: int, slot: int) -> None:
-        """Give back the blocks of one layer; what was there is lost. The slot's request has all
-        memory from now on, until it is released."""
+        """Free the blocks of one layer and lose their contents. The slot's request has all memory
+        until it is released."""
         assert self._spread is not None
         self._spread_out(slot)
-        self._device.synchronize()  # what was launched may still read them
+        self._device.synchronize()  # earlier launches may still read them
         self._spread.drop(index)
 
     def new_rows(self, tokens: int) -> list[Rows]:
-        """Memory for `tokens` tokens: keys and values of every layer, as `put` takes them."""
+        """Arrays for keys and values of `tokens` tokens in every layer, as `put` takes them."""
         shapes = [(layer.num_kv_heads, tokens, layer.row_bytes) for layer in self.shape.layers]
         return [np.empty(shape, np.uint8) for shape in shapes for _ in range(2)]
 
     def _spread_out(self, slot: int) -> None:
-        """The slot's request, the only one, has all memory; what it has stays where it is."""
+        """Give the slot's request, the only one, all memory. Its blocks keep their places."""
         if slot == self._far_slot:
             return
         assert self._spread is not None
@@ -315,7 +313,7 @@ class BlockCache:
         self._far_slot = slot
 
     def _parts(self, index: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """For keys and for values: the tensors [blocks, heads, block_tokens, n] that hold them."""
+        """The tensors [blocks, heads, block_tokens, n] of keys, and those of values."""
         whole = self._wholes[self._place_of[index][0]]
         keys, values = (
             [whole[name] for name in (f"{which}s", f"{which}_scales") if name in whole]
@@ -324,7 +322,7 @@ class BlockCache:
         return keys, values
 
     def _at(self, index: int, slot: int, first: int, last: int) -> tuple[Any, slice, Any]:
-        """Indices of a layer's tokens in such a tensor; what is there is [tokens, heads, n]."""
+        """Indices of a layer's tokens in a tensor of `_parts`; they select [tokens, heads, n]."""
         tokens = np.arange(first, last)
         if slot == self._far_slot and self._spread is not None:
             blocks = np.asarray(self._spread.of_layer(index), np.int64)
@@ -343,13 +341,13 @@ class BlockCache:
         return self._device.host_bytes((layer.num_kv_heads, tokens, layer.row_bytes))
 
     def _reach(self, slot: int, tokens: int) -> None:
-        """Blocks for the slot's first tokens."""
+        """Allocate blocks for the slot's first tokens."""
         blocks = self._blocks[slot]
         while len(blocks) * BLOCK_TOKENS < tokens:
             blocks.append(self._free.pop())
 
     def _write_row(self, row: int, request: str, blocks: list[int]) -> None:
-        """Most steps find everything in the table already: a block lasts for many tokens."""
+        """Write blocks into a row of the table, unless they are there, as in most steps."""
         while len(self._in_table) <= row:
             self._in_table.append(("", 0))
         if self._in_table[row] == (request, len(blocks)):
@@ -360,7 +358,7 @@ class BlockCache:
         self._table.to_device(start, start + len(blocks))
 
     def _of_layer(self, index: int) -> dict[str, torch.Tensor]:
-        """The layer's part of each tensor, in which its blocks are numbered from 0."""
+        """The layer's part of each tensor, with its blocks numbered from 0."""
         group, number = self._place_of[index]
         start = number * self.num_blocks
         whole = self._wholes[group].items()
@@ -374,7 +372,7 @@ class BlockCache:
         bits: int | None,
         dtype: torch.dtype,
     ) -> dict[str, torch.Tensor]:
-        """Arguments of `KvCache`, with the blocks of the layers one after the other."""
+        """The tensors for `KvCache`, with the blocks of the layers one after the other."""
         widths = {"": (head_size, dtype)}
         if bits is not None:
             widths = {
@@ -392,14 +390,14 @@ class BlockCache:
 
 
 def _row_bytes(head_size: int, bits: int | None, dtype: torch.dtype) -> int:
-    """Bytes of one token's key, or value, of one head, with its scales."""
+    """Bytes of a token's key (or value) of one head, with its scales."""
     if bits is None:
         return int(head_size * dtype.itemsize)
     return int(head_size * bits // 8 + _SCALE_DTYPE.itemsize * scale_groups(head_size, bits))
 
 
 def scale_groups(head_size: int, bits: int) -> int:
-    """Scales of one token's key, or value, of one head."""
+    """Number of scales of a token's key (or value) of one head."""
     return head_size // _GROUP_SIZE if bits == 4 and head_size % _GROUP_SIZE == 0 else 1
 
 

@@ -1,4 +1,4 @@
-"""One shard on a GPU, or interpreted: its kernels, its buffers, and the KV of its requests."""
+"""One shard on a GPU or interpreted: its kernels, buffers and KV caches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from edge.transport import BackgroundWork, Collective
 
 
 class TritonProgram(SwappedKv):
-    """See StageProgram. Sums over links happen on the host, in buffers made once."""
+    """See StageProgram. Sums over links are computed on the host, in buffers made once."""
 
     def __init__(
         self,
@@ -45,10 +45,8 @@ class TritonProgram(SwappedKv):
         open_streamed: Callable[[], StreamedLayers],
         kv_tier: KVTier | None,
     ) -> None:
-        """streamed: where layers come from, if not all are in the device's memory.
-
-        `open_streamed` makes that, should there be less memory later.
-        """
+        """streamed: the source of layers, if not all are in the device's memory. open_streamed:
+        makes it if memory shrinks later."""
         self.weight_bytes = weight_bytes
         self._operators = operators
         self._device = device
@@ -84,7 +82,7 @@ class TritonProgram(SwappedKv):
         return self._hidden_rows(step) if handed is None else handed
 
     def _hidden_rows(self, step: Step) -> NDArray[np.float32]:
-        """[batch, tokens, hidden size] on the host."""
+        """The step's hidden state [batch, tokens, hidden size] on the host."""
         size = self._operators.spec.hidden_size
         count = step.batch * step.num_tokens * size
         rows: NDArray[np.float32] = self._buffers.hidden.host[:count]
@@ -109,7 +107,7 @@ class TritonProgram(SwappedKv):
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> DeviceLogits:
         self._compute(step, hidden, collective)
-        self._device.synchronize()  # the next step fills buffers that this one reads
+        self._device.synchronize()  # before the next step fills the buffers that this one reads
         collective.settle()
         return self._logits(step)
 
@@ -161,12 +159,12 @@ class TritonProgram(SwappedKv):
         return self._operators.grams.array(run)
 
     def calibrate(self, request: str) -> None:
-        """Every token has scales of its own here: there is nothing to choose."""
+        """Only releases the request, because each token has its own scales here."""
         self.release(request)
 
     @property
     def rows_agree(self) -> bool:
-        return False  # kernels for few rows sum in another order than those for many
+        return False  # kernels for few and for many rows sum in different orders
 
     @property
     def batches_agree(self) -> bool:
@@ -199,7 +197,7 @@ class TritonProgram(SwappedKv):
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         if not self._cache.can_cut:
-            raise RequestError("keys and values of a model whose layers have states besides")
+            raise RequestError("keys and values alone do not restore a model with states")
         slot = self._cache.open(request)
         for layer in range(self._cache.shape.num_layers):
             keys, values = rows[2 * layer : 2 * layer + 2]
@@ -210,7 +208,7 @@ class TritonProgram(SwappedKv):
         streamed = self._streamed
         if streamed is None and not layers:
             return
-        self._launches.clear()  # they know where weights were
+        self._launches.clear()  # recorded graphs have the old places of weights
         if streamed is not None:
             try:
                 self._settle(streamed, layers)
@@ -218,7 +216,7 @@ class TritonProgram(SwappedKv):
                 self._take(streamed)
             return
         streamed = self._open_streamed()
-        self._operators.let_go()  # before the others: there may be no room for both
+        self._operators.let_go()  # first, because there may be no room for both
         try:
             self._settle(streamed, layers)
         except BaseException:
@@ -233,7 +231,7 @@ class TritonProgram(SwappedKv):
         except torch.OutOfMemoryError as error:
             raise RequestError(
                 f"the GPU ({self._device.name}) has too little free for more layers",
-                remedy="end what else uses it, and try again",
+                remedy="end other programs that use it, and try again",
             ) from error
 
     def _take(self, streamed: StreamedLayers) -> None:
@@ -243,7 +241,7 @@ class TritonProgram(SwappedKv):
         streamed.start()
 
     def _cut(self) -> None:
-        """Where a step is interrupted: at sums, and where what a layer needs comes and goes."""
+        """Divide a step into pieces, at sums and at layers whose weights or KV caches move."""
         streamed = () if self._streamed is None else self._streamed.streamed
         layers = [segment.layer for segment in self._segments]
         firsts: dict[int, int] = {}
@@ -260,7 +258,8 @@ class TritonProgram(SwappedKv):
         self._launches = Launches(self._device, pieces=pieces)
 
     def _divided(self, layers: Sequence[int | None]) -> tuple[tuple[int, ...], ...]:
-        """Segments that are launched together; layers: of each segment, where those part."""
+        """Groups of segments that are launched together. layers: the layer of each segment, at
+        whose changes groups are divided."""
         parts = groupby(
             range(len(layers)),
             key=(lambda index: index) if self._layout.is_split else layers.__getitem__,
@@ -272,7 +271,7 @@ class TritonProgram(SwappedKv):
         self._moves.drop(request)
 
     def interrupt(self) -> None:
-        """What was launched cannot be taken back."""
+        """Does nothing, because launches cannot be cancelled."""
 
     def reset(self) -> bool:
         return False
@@ -286,7 +285,7 @@ class TritonProgram(SwappedKv):
         self._segments = ()
 
     def _run(self, lanes: Sequence[Lane], collective: Collective) -> None:
-        """Segment after segment. While one half's sum is under way the other is computed."""
+        """Run the segments in turn. The sum of one half overlaps the computation of the other."""
         if not self._layout.is_split:
             (lane,) = lanes
             for piece in self._far_pieces if self._cache.is_spread else self._pieces:
@@ -332,7 +331,7 @@ class TritonProgram(SwappedKv):
         return has_rows and self._operators.embedding is None
 
     def _begin(self, index: int) -> None:
-        """The segment's weights, keys and values are there when this returns."""
+        """Wait until the segment's weights, keys and values are on the device."""
         layer = self._first.get(index)
         if layer is None:
             return
@@ -344,7 +343,7 @@ class TritonProgram(SwappedKv):
             self._cache.begin_layer(number)
 
     def _end(self, index: int) -> None:
-        """The segment is launched: others may take the place of what it uses."""
+        """Release the segment's weights, keys and values after it was launched."""
         layer = self._last.get(index)
         if layer is None:
             return
@@ -356,7 +355,7 @@ class TritonProgram(SwappedKv):
             self._moves.end(number)
 
     def _launch(self, indices: tuple[int, ...], lane: Lane) -> None:
-        """These segments, one after the other."""
+        """Launch these segments in turn."""
         segments = [
             segment
             for segment in map(self._segments.__getitem__, indices)
@@ -374,7 +373,7 @@ class TritonProgram(SwappedKv):
         self._launches.run(key, work)
 
     def _summed(self, segment: LaunchSegment, lane: Lane, *, on_host: bool) -> Any:
-        """The lane's rows of it: an array on the host, or a tensor."""
+        """The lane's rows that are summed after the segment: an array on the host, or a tensor."""
         if on_host:
             return self._buffers.host_rows(self._reduced(segment), lane)
         return lane.hidden if segment.reduce == "hidden" else lane.partial
@@ -383,7 +382,7 @@ class TritonProgram(SwappedKv):
         return self._buffers.hidden if segment.reduce == "hidden" else self._buffers.partial
 
     def _move(self, segment: LaunchSegment, lane: Lane, *, to_device: bool) -> None:
-        """What is summed after the segment, between device and host."""
+        """Copy the rows that are summed after the segment between device and host."""
         if segment.reduce is None:
             return
         mirror, span = self._reduced(segment), self._buffers.span(lane)

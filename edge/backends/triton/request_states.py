@@ -1,8 +1,8 @@
 """States of requests on the device: arrays of a fixed size in place of keys and values.
 
-Kernels read and write a request's states in a row of its own, so a step needs no copy, and
-addresses stay as CUDA graphs want them. A slot whose request is over has no row. States so far may
-be saved in a row that belongs to no slot.
+Kernels read and write a request's states in its own row, so a step needs no copy, and addresses
+stay the same for CUDA graphs. A slot whose request is over has no row. Saved states are in rows
+that belong to no slot.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Array = NDArray[np.float32]
 
 
 class RequestStates:
-    """float32, zeros at first. Used from the compute thread."""
+    """The float32 states of all requests, zeros at first. Used from the compute thread."""
 
     def __init__(
         self, layout: ShardLayout, device: Device, *, requests: int, places: int = 0
     ) -> None:
-        """requests: that have some at once; places: for copies."""
+        """requests: most with states at once. places: for saved states."""
         self._device = device
         shapes = [shape for part in layout.states.values() for shape in part.state_shapes]
         groups = list(dict.fromkeys(shapes))
@@ -34,22 +34,22 @@ class RequestStates:
             torch.zeros((shapes.count(each), requests + places, *each), device=device.torch)
             for each in groups
         ]
-        """For each shape: the states that have it, one after the other. Rows of requests, and
-        behind them places."""
+        """The tensor for each shape, with its states one after the other. Rows of requests come
+        first, then places."""
         self._place_of = [
             (groups.index(each), shapes[:number].count(each)) for number, each in enumerate(shapes)
         ]
-        """For each state: which of these, and where in it."""
+        """The index of each state's tensor, and of the state within it."""
         states = iter(self._wholes[group][number] for group, number in self._place_of)
         self.layers: dict[int, tuple[Tensor, ...]] = {
             layer: tuple(next(states) for _ in part.state_shapes)
             for layer, part in layout.states.items()
         }
-        """Those of each layer that has some, [rows, …] as `state_shapes` says."""
+        """States of each layer, [rows, …] with the shapes of `state_shapes`."""
         self._requests = requests
         self._free = list(range(requests - 1, -1, -1))
         self._row_of: dict[int, int] = {}
-        """By slot."""
+        """The row of each slot."""
         self._slots = Mirror(device, requests, torch.int32)
         self._known: list[int] = []
 
@@ -58,11 +58,11 @@ class RequestStates:
 
     @property
     def slots(self) -> Tensor:
-        """int32 on the device: the row of each entry of the step, as `place` was told."""
+        """The row of each entry of the step, int32 on the device, as set by `place`."""
         return self._slots.tensor
 
     def place(self, slots: Sequence[int]) -> None:
-        """Tell the device the rows of a step's entries."""
+        """Copy the rows of a step's entries to the device."""
         if not self:
             return
         rows = [self._row_of[slot] for slot in slots]
@@ -73,14 +73,14 @@ class RequestStates:
         self._slots.to_device(0, len(rows))
 
     def open(self, slot: int) -> None:
-        """It has zeros. Raises KeyError where as many have states as may."""
+        """Give a slot a row of zeros. Raises KeyError if all rows are taken."""
         if self:
             row = self._row(slot)
             for whole in self._wholes:
                 whole[:, row].zero_()
 
     def drop(self, slot: int) -> None:
-        """It has none."""
+        """Free a slot's row."""
         row = self._row_of.pop(slot, None)
         if row is not None:
             self._free.append(row)
@@ -102,8 +102,8 @@ class RequestStates:
         return self._row_of[slot]
 
     def read(self, first: int, count: int) -> list[Array]:
-        """States of `count` slots from `first`, each [count, …], in the order of layers. Copies;
-        waits for what was launched before."""
+        """Copies of the states of `count` slots from `first`, each [count, …], in the order of
+        layers. Waits for earlier launches."""
         if not self:
             return []
         rows = [self._row_of[slot] for slot in range(first, first + count)]
@@ -111,7 +111,7 @@ class RequestStates:
         return [wholes[group][number] for group, number in self._place_of]
 
     def write(self, slot: int, states: Sequence[Array]) -> None:
-        """As `read` gives them of one slot."""
+        """Set a slot's states, in the form of `read` for one slot."""
         for (group, number), state in zip(self._place_of, states, strict=True):
             whole = self._wholes[group]
             whole[number, self._row(slot)].copy_(torch.from_numpy(state).view(whole.shape[2:]))

@@ -1,7 +1,7 @@
-"""Do this GPU's kernels compute what the reference computes? See ../self_check.py.
+"""Compares this GPU's kernels with the reference. See ../self_check.py.
 
-Each operator of the shard's first layer, its embedding and its head are run as a step runs them, on
-the shard's own weights where they lie; of wide products a part is compared.
+Each operator of the shard's first layer, its embedding and its head are run as in a step, on the
+shard's weights in their places. Of wide products a part is compared.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from edge.kernels.token_inputs.reference import token_inputs
 from edge.protocol.step import Step, StepEntry, StepLimits
 
 LARGEST_ERROR = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
-"""Error of an operator's result over its largest value. What is wrong is wrong by far more."""
+"""Largest error of a result over its largest value. Wrong kernels err by far more."""
 
 LARGEST_CACHE_ERROR = {None: 0.0, 8: 2e-2, 4: 0.15}
-"""More for attention over codes: a last bit may decide for the next code."""
+"""Further error for attention over codes, because a last bit may select the next code."""
 
 _OUTPUTS = 48
-"""Outputs of a product that are compared; the others must only be finite."""
+"""Number of a product's outputs that are compared; the others must only be finite."""
 
 _EXPERTS = 3
-"""Experts of a layer that are compared."""
+"""Number of a layer's experts that are compared."""
 
 _REQUEST = "self_check"
 
@@ -78,9 +78,9 @@ def run_self_check(
     *,
     bring: Callable[[int], None] = lambda _layer: None,
 ) -> None:
-    """Raises RequestError, with the operator and its error, where one is too far off.
+    """Check all operators. Raises RequestError with an operator whose error is too large.
 
-    bring: sees to it that the layer's matrices are in their place.
+    bring: puts a layer's matrices into their places.
     """
     check = _Check(operators, arrays, device, buffers, limits)
     if operators.embedding is not None:
@@ -137,11 +137,11 @@ class _Check:
         self.normal, self.inputs = draw.normal, draw.rounded
 
     def tensor(self, array: Array) -> Tensor:
-        """As products get it."""
+        """The array as a tensor of the products' input type."""
         return torch.from_numpy(array).to(self._device.torch).to(self._operators.activations)
 
     def wide(self, array: NDArray[Any]) -> Tensor:
-        """As it is."""
+        """The array as a tensor of its own type."""
         return torch.from_numpy(array).to(self._device.torch)
 
     def rounded(self, array: Array) -> Array:
@@ -149,12 +149,12 @@ class _Check:
         return _array(torch.from_numpy(array).to(self._operators.activations))
 
     def compare(self, operator: str, given: Tensor, expected: Array, allowed: float = 0.0) -> None:
-        """`allowed`: error, if more than usual."""
+        """allowed: an error larger than usual."""
         allowed = max(allowed, LARGEST_ERROR[self._operators.activations])
         self._judge.compare(operator, _array(given), expected, allowed=allowed)
 
     def check(self, operator: str, face: Callable[..., Tensor], case: Case) -> None:
-        """A face that gets its inputs as products do."""
+        """Check a face whose inputs have the type of products' inputs."""
         (expected,) = case.expected()
         self.compare(operator, face(*map(self.tensor, case.inputs)), expected)
 
@@ -199,7 +199,7 @@ class _Check:
         self.compare(f"rms_norm (after parts of layer {layer})", addend(lane), expected)
 
     def product(self, product: Product, *, is_wide: bool = False) -> None:
-        """is_wide: it is given float32."""
+        """Check a product. is_wide: its input is float32."""
         arrays, name = self._arrays, product.name
         outputs, weight = self._some_outputs(product)
         bias = arrays.vector(f"{name}.bias")
@@ -213,7 +213,7 @@ class _Check:
             self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
 
     def _some_outputs(self, product: Product) -> tuple[list[int], NDArray[np.float32]]:
-        """Some of the columns a product makes, of each kind of matrix, and their weights."""
+        """Some output columns of a product, of each kind of matrix, and their weights."""
         outputs: list[int] = []
         weights: list[NDArray[np.float32]] = []
         for stored in product.stored:
@@ -230,7 +230,8 @@ class _Check:
         self.compare("finish_logits", finish_logits(x, scale=scale, soft_cap=soft_cap), expected)
 
     def ranking(self) -> None:
-        """The order of logits. A kernel for many compiles for seconds on a GPU: not in a reply."""
+        """Check the ranking of logits. This also compiles its kernel, which takes seconds on a GPU,
+        before the first reply."""
         columns = len(self._operators.layout.vocab)
         most = min(SHORTLIST_TOKENS, columns)
         logits = self.normal(1, columns)
@@ -251,7 +252,7 @@ class _Check:
         self.product(block.down)
 
     def experts(self, block: ExpertsBlock) -> None:
-        """The chosen experts; outputs of a few for some rows; and the sum."""
+        """Check the choice of experts, some outputs of a few experts, and their sum."""
         part, p = block.part, f"layers.{block.layer}."
         self.norm(block.norm, f"{p}mlp_norm")
         self.product(block.router, is_wide=True)
@@ -348,7 +349,7 @@ class _Check:
         self.product(block.output)
 
     def _steps_of_one_request(self) -> Iterator[Lane]:
-        """A chunk of a prompt, then a token after it."""
+        """The steps of a prompt's chunk and of a token after it."""
         cache, first = self._operators.cache, 0
         try:
             for length in self._lengths():
@@ -408,7 +409,7 @@ class _Check:
         self.check(f"latent_heads (layer {layer})", made.heads, case)
 
     def _attention(self, block: AttentionBlock) -> None:
-        """A chunk of a prompt, then a token after it."""
+        """Check attention over a prompt's chunk, and of a token after it."""
         part, limits, cache = block.part, self._limits, self._operators.cache
         lengths = self._lengths()
         form = part.packed(self._spec.norm_epsilon)
@@ -431,7 +432,7 @@ class _Check:
             if part.value_size != part.head_size:
                 expected = expected.reshape(length, -1, part.head_size)[..., : part.value_size]
                 expected = expected.reshape(length, -1)
-            # And as in a long context, whose keys may be divided: that is another kernel.
+            # The second bound is that of a long context, for which another kernel divides keys.
             for max_keys in sorted({lane.max_keys, limits.context_tokens}):
                 given = block.attend(self.tensor(qkv[first:end]), replace(lane, max_keys=max_keys))
                 label = f"rope and attention (layer {block.layer}, {length} of {end} tokens)"
@@ -439,7 +440,7 @@ class _Check:
             first = end
 
     def _kept(self, heads: Array, bits: int | None) -> Array:
-        """What the cache makes of keys or values [tokens, heads, head_size]."""
+        """Keys or values [tokens, heads, head_size] as the cache stores them."""
         if bits is None:
             return self.rounded(heads)
         group_size = heads.shape[-1] // scale_groups(heads.shape[-1], bits)

@@ -15,13 +15,13 @@ from edge.backends.triton.weights import Product
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedKeysProduct:
-    """In place of the one product that other attention has."""
+    """Takes the place of the single product of other attention."""
 
     keys_of: int
     query: Product
     key_value: Product
     norm: Norm | Cast
-    """Norm of what that layer was given."""
+    """Norm of the earlier layer's input."""
     side: SideInputs
 
     @classmethod

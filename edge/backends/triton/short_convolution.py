@@ -43,7 +43,7 @@ class ShortConvolutionBlock:
         self.output(self.convolve(self.mixed(normed), lane), lane.partial)
 
     def convolve(self, mixed: Tensor, lane: Lane) -> Tensor:
-        """[rows, channels]; the states of the step's requests become those after it."""
+        """Returns [rows, channels], and updates the states of the step's requests."""
         (states,) = self.states.layers[self.layer]
         return short_convolution(
             mixed,

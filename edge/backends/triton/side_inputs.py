@@ -1,7 +1,7 @@
-"""Side inputs of a stage, which go with the hidden state: inputs of layers that later ones need
-once more, the tokens' embedding, and what layers have of each token.
+"""Side inputs of a stage, sent with the hidden state: inputs of layers that later layers need
+again, token embeddings, and per-layer token inputs.
 
-Each has memory of its own, made once for the largest step; a lane's rows follow each other in it.
+Each has a buffer, made once for the largest step, in which a lane's rows follow each other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = NDArray[np.float32]
 
 
 class SideInputs:
-    """float32, on the device and on the host. Most models have nothing of it."""
+    """Float32 buffers of side inputs on the device and on the host. Empty for most models."""
 
     def __init__(
         self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits, device: Device
@@ -39,19 +39,19 @@ class SideInputs:
         self._kept = {layer: Mirror(device, size, torch.float32) for layer in (*before, *own)}
         parts = 1 + max(len(before), len(behind))
         self._handed = np.zeros(size * parts * (parts > 1), np.float32)
-        """A hidden state on its way between stages, and these with it."""
+        """The hidden state between stages, with the side inputs beside it."""
         has_tokens = bool(layout.token_columns)
         self._embedded = Mirror(device, size * has_tokens, torch.float32)
         self._of_tokens = (most, len(layout.layers), spec.token_inputs)
         self._token_rows = Mirror(device, most * len(layout.token_columns), torch.float32)
 
     def handed(self, batch: int, tokens: int) -> Array | None:
-        """Where a stage's input [batch, tokens, columns] is received; None: as hidden state."""
+        """The buffer for a stage's input [batch, tokens, columns]; None: the hidden state's."""
         before = self._layout.kept_before
         return self._view(batch, tokens, parts=1 + len(before)) if before else None
 
     def take_apart(self, received: Array, hidden: Array) -> None:
-        """What stages before have handed over: `hidden` on the host, and the rest to the device."""
+        """Copy the received hidden state to `hidden` on the host, and the rest to the device."""
         first, *others = np.split(received, 1 + len(self._layout.kept_before), axis=-1)
         hidden[...] = first
         for layer, part in zip(self._layout.kept_before, others, strict=True):
@@ -60,12 +60,12 @@ class SideInputs:
             mirror.to_device(0, part.size)
 
     def to_host(self, count: int) -> None:
-        """Copy `count` numbers of what later stages need; they arrive once the device is done."""
+        """Copy `count` values of each input that later stages need. Synchronize before use."""
         for layer in self._layout.kept_behind:
             self._kept[layer].to_host(0, count)
 
     def put_together(self, hidden: Array) -> Array:
-        """The hidden state and what else later stages need, which is on the host."""
+        """The hidden state with the side inputs that later stages need, on the host."""
         behind = self._layout.kept_behind
         if not behind:
             return hidden
@@ -76,8 +76,7 @@ class SideInputs:
     def look_up(
         self, tables: EmbeddingRows, tokens: NDArray[np.int64], hidden: Array | None
     ) -> None:
-        """What layers have of these tokens, and their embedding, which is `hidden` if it is there
-        already."""
+        """Look up per-layer inputs of these tokens, and their embedding unless it is `hidden`."""
         if not self._layout.token_columns:
             return
         count = len(tokens)
@@ -92,18 +91,18 @@ class SideInputs:
         self._token_rows.to_device(0, count * rows[0].size)
 
     def keeps(self, layer: int) -> bool:
-        """Others need what the layer is given."""
+        """Whether other layers need this layer's input."""
         return layer in self._kept
 
     def kept(self, layer: int, lane: Lane) -> Tensor:
-        """Rows of what that layer is given."""
+        """The lane's rows of that layer's input."""
         return self._rows(self._kept[layer], lane)
 
     def embedded(self, lane: Lane) -> Tensor:
         return self._rows(self._embedded, lane)
 
     def token_rows(self, layer: int, lane: Lane) -> Tensor:
-        """[rows, n], which lie apart."""
+        """The lane's token inputs of a layer: [rows, n], not contiguous."""
         rows = self._token_rows.tensor.view(self._of_tokens)
         number = layer - self._layout.layers.start
         return rows[lane.first_row : lane.first_row + lane.num_rows, number]

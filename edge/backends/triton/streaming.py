@@ -1,8 +1,8 @@
 """Weight offload on a GPU: layers on the device, in pinned host memory, or on disk.
 
-Layers that do not stay on the device pass through a window there, copied just before their use.
-`weight_tiers` of edge.partition decides which layer is where, `DeviceWindow` of edge.offload when
-they move.
+Layers that do not stay on the device are copied into a window there just before their use.
+`weight_tiers` of edge.partition decides where each layer is, `DeviceWindow` of edge.offload when it
+moves.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.weights.recipe import StoredMatrix
 
 _LEAST_WINDOW = 2
-"""The part of what WeightStreamer takes, where everything stays in the host's memory."""
+"""Least window that WeightStreamer takes, if all layers stay in the host's memory."""
 
 
 class StreamedLayers:
     """The matrices of a shard's layers. Used by the compute thread.
 
-    `settle`, then `start`; from then on `begin` and `end` enclose the use of each streamed layer,
-    in their order.
+    Call `settle`, then `start`. Then `begin` and `end` enclose the use of each streamed layer, in
+    order.
     """
 
     def __init__(
         self, arrays: ShardArrays, weights: ShardWeights, device: Device, *, half_scales: bool
     ) -> None:
-        """Packs what is not packed yet; takes no memory of the device."""
+        """Pack layers that are not packed yet. Takes no device memory."""
         self._device = device
         self._host_bytes = weights.host_bytes
         self._key, self._packed = open_packed(arrays, weights, half_scales=half_scales)
@@ -69,19 +69,19 @@ class StreamedLayers:
 
     @property
     def bytes_read(self) -> int:
-        """From disk, since loading."""
+        """Bytes read from disk since loading."""
         return self._bytes_read + (0 if self._window is None else self._window.bytes_read)
 
     @property
     def streamed(self) -> tuple[int, ...]:
-        """Layers that come into place for each step."""
+        """Layers that are copied into the window for each step."""
         return self._layers[self.tiers.resident :]
 
     def settle(self, streamed: int) -> None:
-        """Give the layers other places, as if the last `streamed` had no room on the device.
+        """Place the layers anew, with the last `streamed` not resident on the device.
 
-        Nothing streams until `start`. Views that `weight` gave are void. Raises StoreError, and
-        torch's OutOfMemoryError: then the layers are where they were.
+        Nothing streams until `start`. Earlier views of `weight` are invalid. Raises StoreError, and
+        torch's OutOfMemoryError; then the layers keep their places.
         """
         before = self.tiers
         self._stop()
@@ -124,17 +124,17 @@ class StreamedLayers:
         )
 
     def weight(self, matrix: StoredMatrix) -> Weight:
-        """Where the matrix is when its layer is in use."""
+        """The matrix at its place while its layer is in use."""
         layer = int(matrix.name.split(".")[1])
         return self._runs[layer].weight(matrix, self._place(layer))
 
     def bring(self, layer: int) -> None:
-        """Put a streamed layer into its place once, before `start`."""
+        """Copy a streamed layer into its place once, before `start`."""
         if layer in self.streamed:
             self._read(layer, self._place(layer))
 
     def begin(self, layer: int) -> None:
-        """A streamed layer is in its place when this returns. Raises StoreError."""
+        """Wait until a streamed layer is in its place. Raises StoreError."""
         assert self._window is not None
         try:
             self._window.begin(self.streamed.index(layer))
@@ -143,7 +143,7 @@ class StreamedLayers:
             raise
 
     def end(self, layer: int) -> None:
-        """All that uses the layer was launched."""
+        """Release a layer after all its launches."""
         assert self._window is not None
         self._window.end(self.streamed.index(layer))
 
@@ -154,7 +154,7 @@ class StreamedLayers:
         self._packed.close()
 
     def _tiers(self, streamed: int) -> WeightTiers:
-        streamed = min(streamed, len(self._layers))  # some shards have nothing but vocabulary
+        streamed = min(streamed, len(self._layers))  # a shard may have no layers
         return weight_tiers(
             len(self._layers),
             streamed=streamed,
@@ -164,7 +164,7 @@ class StreamedLayers:
         )
 
     def _settle(self, tiers: WeightTiers) -> None:
-        """What is let go comes first: there may be no room for both."""
+        """Move the layers to these tiers. Frees memory before it takes any."""
         self.tiers = tiers
         for layer in self.streamed:
             self._own.pop(layer, None)
@@ -200,14 +200,14 @@ class StreamedLayers:
         into[: run.nbytes].copy_(torch.frombuffer(memory, dtype=torch.uint8, count=run.nbytes))
 
     def _discard(self) -> None:
-        """The file is made anew at the next load."""
+        """Discard the packed file, so that the next load makes it again."""
         if self._cache is not None:
             self._cache.discard(self._key)
 
     def _stop(self) -> None:
         window, self._window = self._window, None
         if window is not None:
-            self._device.synchronize()  # what was launched may still read its weights
+            self._device.synchronize()  # earlier launches may still read its weights
             window.close()
             self._waited_s += window.wait_s
             self._bytes_read += window.bytes_read

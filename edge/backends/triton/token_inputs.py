@@ -18,7 +18,7 @@ from edge.kernels.token_inputs.triton import token_inputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputs:
-    """Token inputs of one layer. Every shard of a stage computes all of it: nothing is summed."""
+    """Token inputs of one layer. Every shard of a stage computes all of them, without sums."""
 
     layer: int
     activation: Activation
@@ -48,7 +48,7 @@ class TokenInputs:
         )
 
     def launch(self, lane: Lane) -> None:
-        """Compute it from the hidden state, to which nothing is to be added still."""
+        """Compute the addend from the complete hidden state."""
         made = self.projection(self.side.embedded(lane).to(self.activations))
         inputs = self.inputs(made, self.side.token_rows(self.layer, lane))
         gate = self.gate(lane.hidden.to(self.activations))

@@ -1,9 +1,8 @@
-"""Tiles of products and attention: measured ones where a table has them, else none.
+"""Tiles of products and attention, measured for a kind of GPU.
 
-None leaves the choice to the kernels' faces, whose defaults suit any shape. A table belongs to one
-kind of GPU. The bench `gpu-tuning`, which runs from a checkout, makes one and keeps it among Edge's
-caches; tables that are shipped lie in `tables/` of this folder (none so far). Tiles change speed
-and the order of sums, nothing else.
+Without a table, or an entry in it, the kernels' faces use defaults that suit any shape. The bench
+`gpu-tuning`, which runs from a checkout, makes a table and stores it in Edge's cache folder; tables
+that are shipped are in `tables/` here (none so far). Tiles change only speed and the order of sums.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from edge.offload import parse_json, read_file
 Tiles = GemvTiles | GemmTiles
 
 ROWS = (1, 2, 4, 16, 64, 256)
-"""A table's entry serves products of more rows than the one before, up to these; the last, all."""
+"""Rows of a table's entries. An entry serves up to so many rows, and the last one all others."""
 
 QUERIES = (1, 16, 256)
 """The same for the queries of a sequence."""
@@ -37,7 +36,7 @@ QUERIES = (1, 16, 256)
 _SHIPPED = Path(__file__).parent / "tables"
 _MOST_BYTES = 1 << 20
 _LARGEST = 4096
-"""No side of a tile, and no other number of a table, is larger."""
+"""Largest side of a tile, and largest other number of a table."""
 
 _INTERPRETED_OUTPUTS, _INTERPRETED_INPUTS = 256, 512
 
@@ -46,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductShape:
-    """A product as tables know it. bits: of a code; None for floats."""
+    """A product in a table. bits: of a code; None for floats."""
 
     bits: int | None
     rows: int
@@ -54,13 +53,13 @@ class ProductShape:
     inputs: int
 
     def rounded(self) -> ProductShape:
-        """With its rows as a table has them."""
+        """The shape with the rows of its table entry."""
         return replace(self, rows=_rounded(self.rows, ROWS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """Attention as tables know it. bits: of cached codes; None for floats.
+    """Attention in a table. bits: of cached codes; None for floats.
 
     group: query heads of one KV head.
     """
@@ -71,13 +70,13 @@ class AttentionShape:
     head_size: int
 
     def rounded(self) -> AttentionShape:
-        """With its queries as a table has them."""
+        """The shape with the queries of its table entry."""
         return replace(self, queries=_rounded(self.queries, QUERIES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTable:
-    """Measured tiles by shape, rounded."""
+    """Measured tiles by rounded shape."""
 
     products: Mapping[ProductShape, Tiles] = field(default_factory=dict)
     attentions: Mapping[AttentionShape, AttentionTiles] = field(default_factory=dict)
@@ -89,7 +88,7 @@ class TuningTable:
         return self.attentions.get(shape.rounded())
 
     def updated(self, other: TuningTable) -> TuningTable:
-        """Both; where both have a shape, the other's tiles."""
+        """Both tables; `other` wins for shapes that both have."""
         return TuningTable(
             products={**self.products, **other.products},
             attentions={**self.attentions, **other.attentions},
@@ -116,7 +115,7 @@ class TuningTable:
 
 
 class InterpretedTiles:
-    """Few and large programs: an interpreted one costs milliseconds at any size."""
+    """Tiles for few, large programs, because an interpreted one costs milliseconds at any size."""
 
     def product(self, shape: ProductShape) -> Tiles:
         outputs = min(_INTERPRETED_OUTPUTS, padded(shape.outputs, at_least=SMALLEST_DOT))
@@ -133,8 +132,8 @@ Tuning = TuningTable | InterpretedTiles
 
 
 def open_tuning(device: Device, activations: torch.dtype) -> Tuning:
-    """Tables of this kind of device; those measured here go before shipped ones. Tables are of
-    16-bit activations: tiles of wider ones may not fit into shared memory."""
+    """The tables of this kind of device; local measurements override shipped ones. Tables serve
+    16-bit activations only, because tiles of wider ones may not fit into shared memory."""
     if not device.is_gpu:
         return InterpretedTiles()
     if activations == torch.float32:
@@ -144,7 +143,7 @@ def open_tuning(device: Device, activations: torch.dtype) -> Tuning:
 
 
 def keep_tuning(device: Device, table: TuningTable) -> Path:
-    """Add to what was measured here; where it is kept. Raises OSError."""
+    """Add a table to the local measurements. Returns their path. Raises OSError."""
     path = cache_root() / "tuning" / table_name(device.name)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, _read(path).updated(table).to_json())
@@ -157,7 +156,7 @@ def table_name(device_name: str) -> str:
 
 
 def _read(path: Path) -> TuningTable:
-    """A table that is missing or damaged knows nothing: the defaults compute as well."""
+    """Read a table. A missing or damaged one is empty, so that defaults are used."""
     try:
         return TuningTable.from_json(read_file(path, _MOST_BYTES))
     except FileNotFoundError:
@@ -182,7 +181,7 @@ def _product_entry(shape: ProductShape, tiles: Tiles) -> dict[str, Any]:
 
 
 def _attention_entry(shape: AttentionShape, tiles: AttentionTiles) -> dict[str, Any]:
-    """Without splits, which depend on how many sequences there are and how long they are."""
+    """A table's entry, without splits, which depend on the number and length of sequences."""
     return {
         "attention": [shape.bits, shape.queries, shape.group, shape.head_size],
         "tiles": {"rows": tiles.rows, "keys": tiles.keys, **asdict(tiles.launch)},

@@ -26,7 +26,7 @@ from edge.weights.recipe import StoredMatrix
 class Product:
     """x [rows, columns] times one matrix of the shard, float or packed, with its bias.
 
-    A matrix of several kinds is as many products, each of which makes some of the columns.
+    Each kind of matrix is a separate product, which computes some of the columns.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Product:
         self._weights = () if weight is None else tuple(map(weight, self.stored))
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """[rows, outputs] of x's type unless `out` has another."""
+        """The product [rows, outputs], of x's type or of `out`'s."""
         assert self._weights
         if self.grams is not None:
             self.grams.add(self.name, x)
@@ -97,7 +97,7 @@ class Product:
 def read_weight(
     arrays: ShardArrays, stored: StoredMatrix, device: Device, *, half_scales: bool
 ) -> Weight:
-    """A matrix of the shard's file, in memory of its own on the device."""
+    """A matrix of the shard's file, in its own device memory."""
     laid_out = gpu_arrays(arrays, stored, half_scales=half_scales)
     return placed(stored, lambda array: to_device(laid_out[array], device))
 
@@ -107,7 +107,7 @@ def gpu_arrays(
 ) -> dict[str, NDArray[Any]]:
     """The arrays that the kernels read, by name.
 
-    half_scales: keep scales as float16, if it holds them; a fifth less to read of int4.
+    half_scales: store scales as float16 if they fit, which makes int4 a fifth smaller.
     """
     matrix = arrays.matrix(stored)
     if not isinstance(matrix, QuantizedMatrix):
@@ -128,7 +128,7 @@ def gpu_arrays(
 
 
 def placed(stored: StoredMatrix, tensor: Callable[[str], Tensor]) -> Weight:
-    """The matrix, of which these arrays lie on the device."""
+    """The weight of a matrix. tensor: gives its arrays on the device, by name."""
     kind = stored.kind
     if not isinstance(kind, Blocks):
         return Weight(matrix=tensor("weight"))
@@ -148,7 +148,7 @@ def placed(stored: StoredMatrix, tensor: Callable[[str], Tensor]) -> Weight:
 
 
 def to_device(array: NDArray[Any], device: Device) -> Tensor:
-    """An array that is the caller's to give away, as a tensor."""
+    """An array as a tensor on the device. The caller must not use the array afterwards."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).to(device.torch).view(torch.bfloat16)
     return torch.from_numpy(array).to(device.torch)

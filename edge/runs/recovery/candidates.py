@@ -19,10 +19,10 @@ FIRST_WAIT_S, MOST_WAIT_S = 30.0, 600.0
 """Seconds of waiting (backoff) for a peer that was lost twice, and the longest wait."""
 
 Find = Callable[[Presences], Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]]
-"""Finds the present peers, and why others are left out."""
+"""Finds the present peers, and the reasons why others are left out."""
 
 Used = Callable[[], Collection[PeerInfo]]
-"""The peers that a model runs on at this moment."""
+"""The peers on which a model runs now."""
 
 Watch = Callable[[Used, Presences, float], AsyncGenerator[Look]]
 """Looks at present, unused peers: at an interval in seconds, and whenever one comes or goes."""
@@ -41,10 +41,10 @@ class Candidates:
         self._presences = Presences()
         each_once(self.peers, self._presences)
         self._came: dict[str, tuple[int, float]] = {}
-        """The epoch of each present peer, and since when it is there without a break."""
+        """The epoch of each present peer, and since when it has been present without a break."""
 
     async def look(self) -> None:
-        """Look for peers; those that came (back) become candidates. Takes a few seconds. Raises
+        """Look for peers for a few seconds; new and returning ones become candidates. Raises
         NetworkError if there are none."""
         if self._find is not None:
             found, _left_out = await self._find(self._presences)

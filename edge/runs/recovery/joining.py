@@ -30,7 +30,7 @@ MOVES_APART_S = 60.0
 
 QUIET_S, MOST_QUIET_S = 2.0, 60.0
 """Seconds without an answer before devices of the plan are measured, so that prompts in quick
-succession are not disturbed. Doubled each time that a prompt came all the same."""
+succession are not disturbed. Doubled each time that a prompt interrupts a measurement."""
 
 _IDLE_LOOK_EVERY_S = 0.2
 """Seconds between two checks for answers under way."""
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 
 class Joining:
-    """A background task, from construction until `aclose` or the end of its model. For one event
-    loop."""
+    """A background task that looks for joining peers, from construction until `aclose` or the end
+    of its model. For one event loop."""
 
     def __init__(self, candidates: Candidates, reloading: Reloading, model: RunningModel) -> None:
         self._candidates, self._reloading, self._model = candidates, reloading, model
@@ -71,7 +71,7 @@ class Joining:
                         return
                     await self._look_at([peer for peer in there if not peer.is_leaving])
         except NetworkError as error:
-            _log.info("nobody looks for peers that join: %s", error)
+            _log.info("peers that join are not noticed: %s", error)
         except Exception:
             _log.exception("looking for peers that join failed")
 
@@ -135,7 +135,7 @@ class Joining:
                 _log.info("%s joined: no plan with them pays for a move", names)
             else:
                 await self._move(checkpoint, peers, move, proposal)
-            self._refused |= new  # last: if shipping fails, it is tried again
+            self._refused |= new  # set last, so that failed shipping is tried again
 
     async def _measured(
         self, checkpoint: Checkpoint, peers: Sequence[PeerInfo]

@@ -45,11 +45,11 @@ ANSWER_WITHIN_S = 2.0
 """A peer that does not answer within this time has no part in the next plan."""
 
 LOST_ANSWERS_WITHIN_S = 0.5
-"""The same for a device that counts as lost: perhaps only a connection broke."""
+"""The same for a device that counts as lost, of which perhaps only a connection broke."""
 SAYS_WHAT_IT_KEEPS_WITHIN_S = 0.3
-"""Otherwise the next plan assumes that the peer kept nothing."""
+"""Seconds for a peer to list its cached shards; a slower one counts as having none."""
 FREED_WITHIN_S = 2.0
-"""A returning peer has freed the memory of its lost connection by then, once told of the loss."""
+"""Seconds in which a returning peer frees the memory of its lost connection, once told of it."""
 FREED_LOOK_EVERY_S = 0.05
 
 LOOK_EVERY_S = 0.5
@@ -67,11 +67,11 @@ class ReadyRepair:
     """A repaired plan for the loss of one device, with its shards already in place."""
 
     before: Proposal
-    """The plan that runs until then."""
+    """The plan that runs before the loss."""
     proposal: Proposal
     delivery: Delivery
     peers: Sequence[PeerInfo]
-    """The peers present then, without the lost one."""
+    """The peers present after the loss."""
     delivered: Mapping[Seat, Delivered]
 
 
@@ -98,7 +98,7 @@ class Reloading:
     fingerprint: str
     """Fingerprint of the checkpoint's files."""
     forecast: Forecast
-    """Told which plan runs."""
+    """Compares replies with the plan that runs."""
     peers: dict[str, PeerInfo]
     """Present peers by id; kept up to date."""
     lease: Lease
@@ -114,8 +114,7 @@ class Reloading:
 
     async def __call__(self, lost: Collection[str], on_end: OnEnd) -> PlanRun:
         """Load without the lost devices. If too few peers are left, wait for more, once for each
-        loss and as long as the options allow. Devices of which only a connection broke get a moment
-        to free its memory."""
+        loss and as long as the options allow. Returning devices get a moment to free memory."""
         ids = {peer.name: peer.id for peer in self.candidates()}
         lost = {ids.get(each, each) for each in lost}
         self.on_lost(lost)
@@ -128,8 +127,8 @@ class Reloading:
                 return await self._load_on_who_has_room(lost, on_end)
             except (CapacityError, NoPeersError):
                 if self.came_back and loop.time() < freed_s:
-                    # A peer may not have noticed that its connection broke. It keeps the memory
-                    # until it is told, and the plan would lack it.
+                    # A peer that has not noticed its broken connection still holds the memory
+                    # that the plan needs.
                     await gather_all(self._freed(peer) for peer in self.came_back)
                     await asyncio.sleep(FREED_LOOK_EVERY_S)
                     continue
@@ -137,11 +136,11 @@ class Reloading:
                     self._waited_without = frozenset(lost)
                     raise
             await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - loop.time())))
-            with contextlib.suppress(NetworkError):  # still no peer
+            with contextlib.suppress(NetworkError):  # there may still be no peer
                 await self.look_for_more()
 
     async def _freed(self, peer: PeerInfo) -> None:
-        with contextlib.suppress(NetworkError, PeerError):  # it has gone after all
+        with contextlib.suppress(NetworkError, PeerError):  # the peer may be gone after all
             await take_over(peer, self.lease)
 
     async def _load_on_who_has_room(self, lost: Collection[str], on_end: OnEnd) -> PlanRun:
@@ -179,7 +178,7 @@ class Reloading:
                     ready.delivered,
                 )
             except EdgeError as error:
-                _log.info("what was ready cannot be used: %s", error)
+                _log.info("the prepared repair cannot be used: %s", error)
         living, kept = await asyncio.gather(
             self._living(lost, self.candidates()), self.cached(self.candidates())
         )
@@ -263,14 +262,14 @@ class Reloading:
         return loaded
 
     async def cached(self, peers: Sequence[PeerInfo]) -> dict[str, list[Seat]]:
-        """The seats whose weights each peer has on disk, as far as it answers at once."""
+        """The seats whose weights each peer has on disk; none for a peer that is slow to say."""
 
         async def kept(peer: PeerInfo) -> list[Seat]:
             try:
                 async with asyncio.timeout(SAYS_WHAT_IT_KEEPS_WITHIN_S):
                     names = {each.name for each in await kept_by(peer)}
             except (EdgeError, TimeoutError):
-                return []  # it is asked again at the load, and is sent what it lacks
+                return []  # the load asks again, and sends only missing pieces
             return [seat for seat, digest in self.manifests.items() if f"shards/{digest}" in names]
 
         found = await asyncio.gather(*(kept(peer) for peer in peers))

@@ -1,5 +1,4 @@
-"""Standbys: devices without a part in the plan keep ready what they would take over after a
-loss."""
+"""Standbys: devices without a part in the plan load the parts that they would take over."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from edge.runs.recovery.reloading import ReadyRepair, Reloading
 from edge.weights.layout import ShardLayout, shard_layout
 
 SETTLES_S = 1.0
-"""Seconds after a plan began: interrupted answers continue first."""
+"""Seconds of waiting after a plan began, because interrupted answers continue first."""
 
 _DeliveredTo = dict[tuple[str, ShardLayout], Delivered]
 """Delivered shards by device id and layout."""
@@ -30,8 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class StandingBy:
-    """A background task, from construction until `aclose` or the end of its model. For one event
-    loop.
+    """A background task that prepares standbys, from construction until `aclose` or the end of its
+    model. For one event loop.
 
     Standbys keep weights in memory as long as no other use needs the room.
     """
@@ -41,9 +40,9 @@ class StandingBy:
         self._planned: Proposal | None = None
         """The plan that standbys are prepared for. None: prepare again."""
         self._known: frozenset[tuple[str, int]] = frozenset()
-        """Candidates at that time, by id and epoch."""
+        """The candidates when standbys were last prepared, by id and epoch."""
         self._away: Sequence[PeerInfo] = ()
-        """Those of them that did not answer."""
+        """Candidates that did not answer then."""
         self._clients: list[PeerClient] = []
         """Connections to standbys. A device keeps delivered shards while its connection is open."""
         self._repairs: dict[str, ReadyRepair] = {}
@@ -82,13 +81,13 @@ class StandingBy:
         try:
             await self._stand_by(before, candidates)
         except (PeerLostError, NetworkError) as error:
-            _log.info("nobody stands by: %s", error)
+            _log.info("no device stands by: %s", error)
             self._planned = None
         except EdgeError as error:  # a retry would fail in the same way
-            _log.info("nobody stands by: %s", error)
+            _log.info("no device stands by: %s", error)
 
     async def _stand_by(self, before: Proposal, candidates: Sequence[PeerInfo]) -> None:
-        """Have devices without a part load what they would take over, one after the other."""
+        """Have devices without a part load the parts that they would take over, in turn."""
         living = await _living(candidates)
         answered = {each for peer in living for each in (peer.id, peer.address)}
         self._away = [peer for peer in candidates if answered.isdisjoint((peer.id, peer.address))]
@@ -113,7 +112,7 @@ class StandingBy:
                 except (CapacityError, PlanError) as error:
                     # The model cannot go on without this device, or a peer has less room than it
                     # said.
-                    _log.info("nobody stands by for a device: %s", error)
+                    _log.info("no device stands by for %s: %s", lost, error)
                     continue
                 parts = {
                     seat: (id, delivery.load.layout(seat)) for id, seat in seats(repaired.plan)
@@ -134,8 +133,8 @@ class StandingBy:
         peers: Sequence[PeerInfo],
         delivered: _DeliveredTo,
     ) -> None:
-        """Load what devices without a part would take over, and connect to those that would go on
-        with their parts."""
+        """Have devices without a part load their parts of the repaired plan, and connect to devices
+        that would keep their parts."""
         running = {
             (id, shard_layout(delivery.load.spec, before.plan, stage=stage, rank=rank))
             for id, (stage, rank) in seats(before.plan)
@@ -148,7 +147,7 @@ class StandingBy:
                 if self._model.is_recovering:
                     return  # the next plan comes first
                 if part in delivered or not (is_new or part in running):
-                    continue  # it may never need that part
+                    continue  # do not prepare other parts for devices that already have one
                 deliver = make_ready if is_new else Delivery.deliver
                 found = await deliver(delivery, seat, by_id[id], source)
                 delivered[part] = found
@@ -178,7 +177,7 @@ class StandingBy:
         self._repairs.clear()
         while self._clients:
             await self._clients[-1].aclose()
-            self._clients.pop()  # last: if this is cancelled, it is closed again
+            self._clients.pop()  # removed after closing, so that a cancelled close is repeated
 
 
 async def _living(peers: Sequence[PeerInfo]) -> Sequence[PeerInfo]:

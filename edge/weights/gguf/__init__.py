@@ -1,1 +1,1 @@
-"""GGUF files: their blocks, and how their names and shapes become those of a family."""
+"""GGUF files: their blocks, and the mapping of names and shapes to those of a family."""

@@ -1,7 +1,7 @@
-"""Weights of a GGUF file in the very codes that it holds.
+"""Weights of a GGUF file in their own codes.
 
-Every type that is read has codes of at most 8 bits in runs that share a scale, some with an offset
-too. So they are the blocks of a kernel's own layout, only placed otherwise: no weight changes.
+All supported types have codes of at most 8 bits in runs that share a scale, and some an offset. So
+kernels can compute with the same blocks in another layout, and no weight changes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _CHUNK_WEIGHTS = 1 << 22
-"""Unpacked at once: a weight takes some ten bytes meanwhile."""
+"""Weights that are unpacked at once, which takes about ten bytes each."""
 
 
 def gguf_encoding(
@@ -79,7 +79,7 @@ def gguf_encoding(
 
 
 def _has_codes(block: BlockType, part: TensorPart | None) -> bool:
-    """Blocks that can be put into the part's order as they are."""
+    """Whether the blocks can be put into the part's order unchanged."""
     if block.coded is None:
         return False
     columns = None if part is None else part.columns
@@ -89,7 +89,7 @@ def _has_codes(block: BlockType, part: TensorPart | None) -> bool:
 def _runs(
     store: GgufStore, name: str, part: TensorPart | None, rows: range
 ) -> tuple[str, list[range]]:
-    """The tensor in the file, and where these rows are in it, counted through stacked matrices."""
+    """The tensor in the file, and runs of these rows in it, numbered across stacked matrices."""
     if part is None or part.height is not None or part.new_axis is not None:
         return name, [rows]
     first = 0 if part.number is None else part.number * store.shape(part.tensor)[1]
@@ -122,7 +122,7 @@ def _read(
 
 
 def _in_order(matrix: QuantizedMatrix, columns: Steps) -> QuantizedMatrix:
-    """All columns, head by head as the part has them."""
+    """The matrix with its columns in the part's order of heads."""
     runs = columns.runs(range(columns.count))
     size = matrix.block_size
     order = [block for run in runs for block in range(run.start // size, run.stop // size)]
@@ -136,7 +136,7 @@ def _in_order(matrix: QuantizedMatrix, columns: Steps) -> QuantizedMatrix:
 
 
 def as_matrix(block: BlockType, raw: NDArray[np.uint8]) -> QuantizedMatrix:
-    """Raw blocks uint8 [rows, blocks, bytes of a block] as the matrix that they stand for."""
+    """The matrix of raw blocks uint8 [rows, blocks, bytes of a block]."""
     coded = block.coded
     assert coded is not None
     found = block.codes(raw)
@@ -144,7 +144,7 @@ def as_matrix(block: BlockType, raw: NDArray[np.uint8]) -> QuantizedMatrix:
     if coded.shift:
         assert offsets is not None
         values = values + np.int8(coded.shift)
-        with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks for NaN
             offsets = offsets - np.float32(coded.shift) * found.scales
     # Wraps: -128 and 128 are one byte.
     codes = values.view(np.uint8) + np.uint8(1 << (coded.bits - 1))

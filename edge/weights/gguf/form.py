@@ -1,7 +1,7 @@
 """A model in GGUF: one file, or its parts, with weights, description and tokenizer.
 
-Its weights may be computed with in the codes of the file, or dequantized and rounded to another
-format, as those of any checkpoint.
+Kernels may compute with the codes of the file. Otherwise the weights are dequantized and rounded to
+another format, as for any checkpoint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _MOST_ROPE_FACTORS = 1 << 16
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """The one GGUF model in a folder, of a split one the first part; None where there is none.
+    """The only GGUF model in a folder, or the first part of a split one; None without one.
 
     Raises CheckpointError for several.
     """
@@ -77,9 +77,9 @@ def gguf_in(folder: Path) -> Path | None:
 
 
 def open_gguf_model(path: Path) -> CheckpointForm:
-    """The model in a file, or in all parts of the split file that it is one of.
+    """Open the model in a file, or in all parts of a split file.
 
-    Raises CheckpointError naming the file, the tensor or key, and what to do.
+    Raises CheckpointError with the file, the tensor or key, and the remedy.
     """
     try:
         files = open_gguf(path)
@@ -108,21 +108,21 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     if unknown := unknown_tensors(tensors, known, spec.num_layers):
         raise CheckpointError(
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "
-            "what it is for would not be computed",
+            "its effect would not be computed",
             remedy="use another model",
         )
     turned = model.interleaved(spec.num_layers, spec.attention.head_size)
     store = GgufStore(
         files,
-        # Only tensors that are as large as they should be: others are refused by their shape.
+        # Only tensors of the right size; others are refused by their shape.
         interleaved={
             name: size
             for name, size in turned.items()
             if name in tensors and tensors[name].shape == shapes.get(name)
         },
-        # The table is the one thing that peers keep as it is read. Rounding what 8 bits or fewer
-        # stand for to float16 changes a value by 2^-12 of itself at most, where a step of 8 bits is
-        # 2^-8 of a block's largest; float32 would take twice the memory.
+        # Peers keep these tables in the type in which they are read. Rounding values of 8 bits or
+        # fewer to float16 changes each by at most 2^-12 of itself, while a step of 8 bits is 2^-8
+        # of a block's largest value. float32 would take twice the memory.
         as_float16=(EMBEDDING, *map(tensor_name, TABLES & tensor_shapes(spec).keys())),
     )
     tensors_of_roles = with_fused_rows(store, parts)
@@ -142,7 +142,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
 
 
 def _unused(spec: ModelSpec, tensor_name: Callable[[str], str]) -> set[str]:
-    """Tensors that are in files for no use: of layers that have the keys of others."""
+    """Unused tensors of files, in layers that use the keys of other layers."""
     shared = [each for each, mixer in spec.attentions.items() if mixer.keys_of is not None]
     roles = ("key.weight", "value.weight", "key_norm")
     return {tensor_name(f"layers.{layer}.{role}") for layer in shared for role in roles}
@@ -155,7 +155,7 @@ def _parts(
     tensors: Mapping[str, GgufTensor],
     source: str,
 ) -> dict[str, TensorPart]:
-    """Where tensors of roles are that are parts of others, by the names of those roles."""
+    """Roles' tensors that are parts of others, by name."""
     name = architecture.tensor_name
     parts: dict[str, TensorPart] = {**fused_rows(architecture.fused, spec, name)}
     weights = {f"{whole}.weight": each for whole, each in STACKED_EXPERTS.items()}
@@ -183,7 +183,7 @@ def _parts(
                 remedy="download it again",
             )
     for each, shape in shapes.items():
-        axis = len(shape) - 2  # a single row is a vector in files, a convolution a matrix
+        axis = len(shape) - 2  # files have single rows as vectors, and convolutions as matrices
         if axis < 0 or shape[axis] != 1 or each not in tensors:
             continue
         if len(tensors[each].shape) == len(shape) - 1:
@@ -217,7 +217,8 @@ def _own_encoding(
     tensor_name: Callable[[str], str],
     parts: Mapping[str, TensorPart],
 ) -> Encoding | None:
-    """None, too, for a file without all tensors as they should be, which is refused elsewhere."""
+    """The file's encoding; None also for a file with missing or wrong tensors, which is refused
+    elsewhere."""
     present, name = set(of_roles.names()), with_tied_head(spec, tensor_name)
     used = {name(role) for role in tensor_shapes(spec)}
     if not used <= present or any(of_roles.shape(each) != shapes[each] for each in used):
@@ -244,7 +245,8 @@ def _rope_factors(files: Sequence[GgufFile]) -> dict[str, NDArray[np.float32]]:
 def _tokenizer_reader(
     path: Path, metadata: Mapping[str, Any]
 ) -> Callable[[], TokenizerFiles] | None:
-    """The file's own; where it has none, or one that is not known, tokenizer.json next to it."""
+    """Reader of the file's tokenizer, or of tokenizer.json beside it if that is missing or
+    unknown."""
     beside = path.with_name(TOKENIZER)
 
     def read() -> TokenizerFiles:

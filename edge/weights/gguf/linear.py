@@ -1,8 +1,8 @@
 """Weights of linear attention in a GGUF file.
 
-Value heads lie in one of two orders, by the architecture: those of a key head side by side, as in a
-folder, or the first one of each key head, then the second of each, which spares llama.cpp a copy.
-The decay of the state is the exponential of a folder's weights, negative.
+Value heads are in one of two orders, by architecture: those of a key head side by side, as in a
+folder; or the first of each key head, then the second of each, which spares llama.cpp a copy. The
+decay of the state is stored as the negative exponential of a folder's weights.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def linear_parts(
     hidden_size: int,
     there: Container[str],
 ) -> dict[str, TensorPart]:
-    """By the names of the roles' tensors. there: the tensors of the file."""
+    """Parts by the names of roles' tensors. there: the tensors of the file."""
 
     def name(role: str) -> str:
         return architecture.tensor_name(f"layers.{layer}.{role}")
 
     def heads(tensor: str, size: int, *, first: int = 0, before: int = 0) -> TensorPart:
-        """`before` rows as they are, then `size` of each value head."""
+        """`before` rows in order, then `size` rows of each value head."""
         if not is_tiled:
             stop = first + before + part.num_value_heads * size
             return rows_of(tensor, range(first, stop))
@@ -45,7 +45,7 @@ def linear_parts(
         name("linear_decay_rate"): replace(heads(name("linear_decay_rate"), 1), is_logarithm=True)
     }
     fused = f"{of_layer}ssm_in.weight"
-    if fused in there:  # key head by key head, as older files have them
+    if fused in there:  # key head by key head, as in older files
         rows = {"query": part.key_size, "key": part.key_size, "value": values, "gate": values}
         found |= _of_heads(fused, part.num_key_heads, rows, name)
     else:
@@ -77,7 +77,7 @@ def linear_parts(
 def _of_heads(
     tensor: str, heads: int, sizes: dict[str, int], name: Callable[[str], str]
 ) -> dict[str, TensorPart]:
-    """Parts of `sizes` rows of each key head, one under the other."""
+    """Parts of `sizes` rows of each key head, one after the other."""
     found: dict[str, TensorPart] = {}
     first, height = 0, sum(sizes.values())
     for part, size in sizes.items():

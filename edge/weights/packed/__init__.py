@@ -1,2 +1,1 @@
-"""Folders whose weights another program has quantised: GPTQ, AWQ, compressed-tensors, MLX, FP8 and
-MXFP4."""
+"""Folders that other programs quantised: GPTQ, AWQ, compressed-tensors, MLX, FP8, MXFP4."""

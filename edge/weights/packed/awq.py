@@ -1,4 +1,4 @@
-"""Matrices as AWQ's tools store them (version gemm): codes along the outputs, in words of 32 bits.
+"""Matrices in AWQ's layout (version gemm): codes along the outputs, in words of 32 bits.
 
     qweight int32 [inputs, outputs / 8]
     qzeros  int32 [groups, outputs / 8]
@@ -22,7 +22,7 @@ _PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 
 
 def find_awq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
-    """By the name of the weight. Raises CheckpointError for what is not read, or contradicts."""
+    """Matrices by name. Raises CheckpointError for unsupported or contradictory settings."""
     bits = config.integer("bits")
     if bits != 4:
         raise config.error(f"AWQ of {bits} bits is not read, 4 are; use another folder")
@@ -53,7 +53,7 @@ def find_awq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
 
 
 class AwqMatrix(CodedMatrix):
-    """See above."""
+    """A matrix in AWQ's layout."""
 
     inputs_first = True
 
@@ -75,7 +75,7 @@ class AwqMatrix(CodedMatrix):
         )
 
     def _in_order(self, name: str, lines: range, outputs: range) -> NDArray[np.uint8]:
-        """Codes [lines, outputs] of a tensor, one a byte."""
+        """Codes [lines, outputs] of a tensor, one per byte."""
         words = self.words_of(outputs)
         raw = self.store.read(name, rows=lines, columns=words).view(np.uint8)
         codes = unpack(raw, 4).reshape(len(lines), len(words), _WORD)[..., _PLACES]

@@ -1,4 +1,4 @@
-"""Matrices as the library compressed-tensors stores them, with integer codes.
+"""Matrices of integer codes in the layout of the library compressed-tensors.
 
 Format pack-quantized:
 
@@ -45,9 +45,9 @@ _MOST_GROUPS = 256
 
 
 def find_compressed(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
-    """By the name of the weight. Raises CheckpointError for what is not read, or contradicts.
+    """Matrices by name. Raises CheckpointError for unsupported or contradictory settings.
 
-    What a matrix is in follows from its tensors: patterns that name them are not evaluated.
+    A matrix's scheme is found by its tensors; patterns of names are not evaluated.
     """
     layout = config.values.get("format")
     if not isinstance(layout, str) or layout not in _FORMATS:
@@ -130,7 +130,7 @@ def compressed_tensors(
 
 
 def compressed_arrays(layer: str, matrix: QuantizedMatrix) -> dict[str, NDArray[Any]]:
-    """The values of those tensors."""
+    """The values of the tensors of `compressed_tensors`."""
     rows, columns = matrix.shape
     codes = matrix.codes.reshape(rows, -1)[:, : 4 * _words(columns, matrix.bits)]
     found: dict[str, NDArray[Any]] = {
@@ -229,7 +229,7 @@ class _Scheme:
 
 
 def _weights(config: Config) -> list[Config]:
-    """What the configuration's groups say of weights."""
+    """The weights' settings of the configuration's groups."""
     groups: Mapping[str, Any] = config.mapping("config_groups")
     if not 0 < len(groups) <= _MOST_GROUPS:
         raise config.error(f"config_groups must be 1 to {_MOST_GROUPS} groups")
@@ -237,14 +237,14 @@ def _weights(config: Config) -> list[Config]:
     for each in groups.values():
         weights = each.get("weights") if isinstance(each, Mapping) else None
         if weights is not None and not isinstance(weights, Mapping):
-            raise config.error("a group of config_groups says nothing of its weights")
+            raise config.error("a group of config_groups has no settings of weights")
         if weights is not None:
             found.append(Config(weights, source=f"{config.source}: weights of config_groups"))
     return found
 
 
 def _schemes(config: Config) -> list[_Scheme]:
-    """Schemes of those with integer codes."""
+    """The schemes of groups with integer codes."""
     found: list[_Scheme] = []
     for weights in _weights(config):
         if weights.values.get("type", "int") != "int":
@@ -269,7 +269,7 @@ def _schemes(config: Config) -> list[_Scheme]:
 
 
 def _float_blocks(config: Config) -> tuple[int, int] | None:
-    """Rows and columns of a block that shares a scale, where float weights have such."""
+    """Rows and columns of a block that shares a scale, if float weights have blocks."""
     for weights in _weights(config):
         size = weights.values.get("block_structure")
         if weights.values.get("type") == "float" and size is not None:

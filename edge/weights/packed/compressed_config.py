@@ -1,6 +1,6 @@
-"""The config.json of a folder of compressed-tensors: which matrices are codes.
+"""The config.json of a folder of compressed-tensors, which says which matrices are codes.
 
-Knows the words of that library; knows no files.
+Knows the fields of that library, and no files.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from edge.weights.block_matrices import Blocks
 
 _OTHERS = ("quantization_config", "quantization", "compression_config")
-"""What other libraries, and older ones, say of the folder that a model was read from."""
+"""Fields of other and older libraries about the quantization of the source folder."""
 
 
 def compressed_values(
@@ -22,7 +22,7 @@ def compressed_values(
     floats: Collection[str],
     num_layers: int,
 ) -> dict[str, Any]:
-    """The values of config.json, of a folder whose `modules` are of these kinds.
+    """The values of config.json for a folder whose `modules` are of these kinds.
 
     floats: the other modules that have a matrix.
     """
@@ -65,7 +65,7 @@ def _weights(kind: Blocks) -> dict[str, Any]:
 
 
 def _targets(modules: Iterable[str], num_layers: int) -> list[str]:
-    """Names; of those that differ in the number of their layer alone, one pattern."""
+    """Names of modules, with one pattern for names that differ only in the layer's number."""
     found: dict[tuple[str, str], list[str]] = {}
     targets = []
     for module in modules:

@@ -1,9 +1,9 @@
-"""Encodings of quantised folders: the very codes of the folder, if blocks can hold them.
+"""Encodings of quantised folders: the codes of the folder, if blocks can hold them.
 
-Where the columns of a group lie anywhere in a matrix (act-order), they are stored side by side, and
+If the columns of a group are scattered in a matrix (act-order), they are stored side by side, and
 the product gets its inputs in that order. That works for matrices that are never cut by columns. Of
-the others, a shard would have parts of every group, each too small to be a block: they are
-dequantized exactly and rounded to 8 bits.
+others a shard would have parts of every group, each too small for a block, so they are dequantized
+exactly and rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from edge.weights.stored_blocks import StoredBlocks, recipe_of
 
 _FINE_BITS = 8
 _ROUNDED_BLOCK, _LEAST_BLOCK = 64, 32
-"""Columns of a block in what becomes 8 bits; devices share it out in multiples of a block."""
-_SHUFFLED_NOTE = "what devices share by columns, whose groups are in act-order there, in 8 bits"
+"""Columns of a block of matrices that become 8 bits, which devices divide in whole blocks."""
+_SHUFFLED_NOTE = "matrices in act-order that devices divide by columns, in 8 bits"
 
 Order = NDArray[np.int32]
 
@@ -44,7 +44,7 @@ Order = NDArray[np.int32]
 def packed_encoding(
     store: WeightStore, spec: ModelSpec, tensor_name: Callable[[str], str]
 ) -> Encoding | Rounded | None:
-    """None where all matrices are floats, and for tensors that do not fit, refused elsewhere."""
+    """The encoding; None for floats, and for wrong tensors, which are refused elsewhere."""
     if not isinstance(store, PackedStore):
         return None
     present = set(store.names())
@@ -114,7 +114,7 @@ def _rounded_again(coded: Mapping[str, CodedMatrix]) -> Rounded:
 
 
 def _cut_in_act_order(spec: ModelSpec, coded: Mapping[str, CodedMatrix]) -> dict[str, Blocks]:
-    """By role, what becomes of matrices that devices share by columns."""
+    """The new kinds of matrices that devices divide by columns, by role."""
     found = [
         role
         for matrix in _matrices(spec)
@@ -126,7 +126,7 @@ def _cut_in_act_order(spec: ModelSpec, coded: Mapping[str, CodedMatrix]) -> dict
 
 
 def _numbers(spec: ModelSpec, orders: Mapping[str, Order]) -> dict[str, int]:
-    """For each matrix, a number that those fused with it have as well if they are in one order."""
+    """A number for each matrix, equal for fused matrices in the same order."""
     found: dict[str, int] = {}
     for matrix in _matrices(spec):
         known: list[bytes] = []
@@ -144,7 +144,7 @@ def _matrices(spec: ModelSpec) -> tuple[MatrixSlice, ...]:
 
 
 def _is_cut(spec: ModelSpec, matrix: MatrixSlice) -> bool:
-    """Whether shards of a stage have some of its columns each, not some of its rows."""
+    """Whether a stage divides a matrix by columns and not by rows."""
     _layers, number, _name = f"{matrix.name}..".split(".", 2)
     if not number.isdigit():
         return False
@@ -162,7 +162,7 @@ def _is_cut(spec: ModelSpec, matrix: MatrixSlice) -> bool:
 def coded_recipe(
     spec: ModelSpec, coded: Mapping[str, Kind]
 ) -> tuple[Recipe, tuple[int, ...]] | None:
-    """As `recipe_of`, where matrices of these roles are codes and all others floats.
+    """As `recipe_of`, if matrices of these roles are codes and all others floats.
 
     A head of floats is rounded.
     """

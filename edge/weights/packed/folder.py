@@ -35,7 +35,7 @@ LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
     "mlx": find_mlx,
     "mxfp4": find_mxfp4,
 }
-"""By `quant_method`; MLX has none, and its own name for the whole."""
+"""Layouts by `quant_method`. MLX has none, but another name for the whole setting."""
 
 _PACKINGS = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}
 """Layouts by the end of AutoRound's `packing_format`."""
@@ -50,7 +50,7 @@ _NOT_READ = {
     "hqq": "the layout of HQQ is its library's own",
 }
 _READING_VERSION = "1"
-"""Part of fingerprints: raise it when the same files are read as other numbers."""
+"""Part of fingerprints. Raise it when the same files give other numbers."""
 _MARKS = (BLOCKS, ".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
 
 
@@ -73,9 +73,9 @@ def with_quantization(
 
 
 class PackedStore(Closing):
-    """A WeightStore over a folder's tensors, in which packed matrices are matrices of floats.
+    """A WeightStore over a folder's tensors, in which packed matrices are floats.
 
-    It closes the store under it. as_float16: packed matrices that are float16 rather than float32.
+    Closes the store under it. as_float16: packed matrices that are read as float16, not float32.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PackedStore(Closing):
         as_float16: Collection[str],
     ) -> None:
         self.stored = store
-        """The tensors as the files have them."""
+        """The store of the files' tensors."""
         self.method = method
         """The name of the layout."""
         self._as_float16 = frozenset(as_float16)
@@ -100,7 +100,7 @@ class PackedStore(Closing):
         )
         digest = hashlib.sha256(f"{store.fingerprint}\0{told}".encode())
         self.fingerprint = digest.hexdigest()[:32]
-        """From the store's, and from how its tensors are read."""
+        """Hash of the store's fingerprint, and of the way of reading."""
 
     def names(self) -> tuple[str, ...]:
         return self._names
@@ -128,7 +128,7 @@ class PackedStore(Closing):
             range(height) if rows is None else rows,
             range(width) if columns is None else columns,
         )
-        with np.errstate(over="ignore"):  # infinity: the caller looks
+        with np.errstate(over="ignore"):  # the caller checks for infinity
             return matrix.floats(rows, columns).astype(self.dtype(name), copy=False)
 
     def close(self) -> None:
@@ -143,10 +143,10 @@ def packed_store(
     embedding: str,
     parts: Mapping[str, TensorPart] | None = None,
 ) -> WeightStore:
-    """`store`, or one in which its packed matrices are floats.
+    """`store`, or a store in which its packed matrices are floats.
 
     values: of config.json. parts: matrices that are rows of others. Raises CheckpointError, with
-    the remedy, for a layout that is not read.
+    the remedy, for an unsupported layout.
     """
     tensors = Tensors(store, source)
     settings, method = _method(values, tensors)

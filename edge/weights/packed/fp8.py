@@ -1,10 +1,10 @@
-"""Matrices of floats of 8 bits (E4M3, or E5M2), with a scale for all, each row, or each block.
+"""Matrices of 8-bit floats (E4M3 or E5M2), with one scale, or one for each row or block.
 
     weight float8 [outputs, inputs]
     weight_scale_inv, or weight_scale: float, a factor under either name:
         [], [1], [outputs], [outputs, 1], or [blocks of outputs, blocks of inputs]
 
-Blocks of integers cannot hold them: they are read as float32, exactly.
+Blocks of integers cannot hold them, so they are read as float32, exactly.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _CHUNK_WEIGHTS = 1 << 22
 def find_fp8(
     config: Config, tensors: Tensors, blocks: tuple[int, int] | None = None
 ) -> dict[str, PackedMatrix]:
-    """By the name of the weight; `blocks`: rows and columns that share a scale.
+    """Matrices by name. blocks: rows and columns that share a scale.
 
-    Raises CheckpointError for what is not read, or contradicts.
+    Raises CheckpointError for unsupported or contradictory settings.
     """
     if blocks is None and config.values.get("weight_block_size") is not None:
         blocks = block_of(config, "weight_block_size")
@@ -60,7 +60,7 @@ def find_fp8(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fp8Matrix(PackedMatrix):
-    """`block`: rows and columns that share a scale."""
+    """A matrix of 8-bit floats. block: rows and columns that share a scale."""
 
     store: WeightStore
     shape: tuple[int, int]
@@ -76,7 +76,7 @@ class Fp8Matrix(PackedMatrix):
         for first in range(0, len(rows), step):
             few = range(rows.start + first, min(rows.start + first + step, rows.stop))
             raw = self.store.read(self.tensors[0], rows=few, columns=columns)
-            with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
+            with np.errstate(over="ignore", invalid="ignore"):  # the caller checks for NaN
                 values = raw.astype(np.float32) * scales[down[first : first + step]][:, across]
             result[first : first + step] = values
         return result
@@ -84,7 +84,7 @@ class Fp8Matrix(PackedMatrix):
     def _scales(
         self, rows: range, columns: range
     ) -> tuple[NDArray[np.float32], NDArray[np.intp], NDArray[np.intp]]:
-        """Scales of the blocks that are met, and where those of each row and column lie."""
+        """Scales of the affected blocks, and the index of each row's and column's block."""
         name = self.tensors[1]
         whole_rows, whole_columns = (
             -(-size // block) for size, block in zip(self.shape, self.block, strict=True)
@@ -96,7 +96,7 @@ class Fp8Matrix(PackedMatrix):
 
 
 def block_of(config: Config, name: str) -> tuple[int, int]:
-    """Two sizes of the configuration. Raises CheckpointError."""
+    """Two sizes in the configuration. Raises CheckpointError."""
     size = config.values.get(name)
     if (
         not isinstance(size, list)

@@ -1,4 +1,4 @@
-"""Matrices as GPTQ's tools store them: codes along the inputs, in words of 32 bits.
+"""Matrices in GPTQ's layout: codes along the inputs, in words of 32 bits.
 
 qweight int32 [inputs · bits / 32, outputs]    the first input in the lowest bits
 qzeros  int32 [groups, outputs · bits / 32]    one less than the zero in `checkpoint_format` gptq
@@ -31,12 +31,12 @@ from edge.weights.packed.matrix import (
 _RULES = ("dynamic", "extra_config")
 """Settings of matrices with other bits or groups: of GPTQModel, and of AutoRound."""
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
-"""What stored zeros lack, by `checkpoint_format`. With 1 more, the largest zero is one above all
-codes, and no code stands for it: blocks have offsets then."""
+"""Added to stored zeros, by `checkpoint_format`. With 1, the largest zero is above all codes, so
+blocks have offsets."""
 
 
 def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
-    """By the name of the weight. Raises CheckpointError for what is not read, or contradicts."""
+    """Matrices by name. Raises CheckpointError for unsupported or contradictory settings."""
     bits = config.integer("bits")
     if bits not in CODE_BITS:
         raise config.error(f"codes of {bits} bits are not read, 2, 4 and 8 are; use another folder")
@@ -82,10 +82,10 @@ def find_gptq(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
 
 
 def _by_shapes(tensors: Tensors, layer: str, bits: int, sizes: Sequence[Any]) -> tuple[int, int]:
-    """Bits and group size of a matrix that a rule may have made different from the usual.
+    """Bits and group size of a matrix to which a rule may apply.
 
-    The shapes of its tensors tell them, so the patterns of rules are not run. sizes: group sizes of
-    the settings, the usual one first.
+    They are found by the shapes of its tensors, so patterns of rules are not evaluated. sizes:
+    group sizes of the settings, the usual one first.
     """
     words, rows = tensors.size(f"{layer}.qweight", INTEGERS)
     groups, zeros = tensors.size(f"{layer}.qzeros", INTEGERS)
@@ -99,7 +99,7 @@ def _by_shapes(tensors: Tensors, layer: str, bits: int, sizes: Sequence[Any]) ->
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GptqMatrix(CodedMatrix):
-    """`lacking`: added to stored zeros."""
+    """A matrix in GPTQ's layout. lacking: added to stored zeros."""
 
     lacking: int
 

@@ -1,7 +1,7 @@
 """One packed matrix of a folder: codes and scales.
 
-Every layout of codes is one class with two verbs: codes as the kernels have them, and their scales.
-The rest follows from those, exactly.
+Every layout of codes is a class with two methods: codes in the kernels' form, and their scales. The
+rest follows from these, exactly.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ FLOATS = ("float16", "bfloat16", "float32")
 INTEGERS = ("int32", "uint32")
 
 _CHUNK_WEIGHTS = 1 << 22
-"""Unpacked at once: a weight takes some ten bytes meanwhile."""
+"""Weights that are unpacked at once, which takes about ten bytes each."""
 _CHUNK_COLUMNS = 256
-"""A multiple of every block, and of the codes in a word."""
+"""Columns that are unpacked at once: a multiple of every block, and of the codes in a word."""
 _BLOCK_SIZES = (256, 128, 64, 32, 16)
 _USUAL_BLOCK = 128
-"""Where one scale is that of many more columns."""
+"""Columns of a block if one scale serves many more columns."""
 _ZERO_BYTES = {2: 0xAA, 4: 0x88, 8: 0x80}
 
 
 class PackedMatrix(ABC):
     """A matrix [rows, columns] of weights in packed tensors.
 
-    shape: (rows, columns), rows being outputs. tensors: those that hold it, the first for errors.
+    shape: (rows, columns); rows are outputs. tensors: with its values, the first one for errors.
     """
 
     shape: tuple[int, int]
@@ -44,7 +44,7 @@ class PackedMatrix(ABC):
 
     @abstractmethod
     def floats(self, rows: range, columns: range) -> NDArray[np.float32]:
-        """The weights [rows, columns] that are meant, exactly. StoreError, CheckpointError."""
+        """The exact weights [rows, columns]. Raises StoreError, CheckpointError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Grid:
     biases: NDArray[np.float32] | None = None
 
     def of(self, groups: NDArray[np.integer]) -> Grid:
-        """The same of these groups, in this order."""
+        """The grid of these groups, in this order."""
         zeros, biases = self.zeros, self.biases
         return Grid(
             scales=self.scales[:, groups],
@@ -72,10 +72,10 @@ class Grid:
 class CodedMatrix(PackedMatrix):
     """Codes of `bits` bits, of which `group` columns share a scale.
 
-    zero_points: whether each group has a code that stands for 0; offsets: whether none need stand
-    for it; with neither, the middle code does. is_shuffled: whether the columns of a group lie
-    anywhere in the matrix, so that no blocks of neighbours hold it. Raises CheckpointError for what
-    is not computed with.
+    zero_points: each group has a code that stands for 0. offsets: each group has an offset, and
+    perhaps no such code. With neither, the middle code is 0. is_shuffled: the columns of a group
+    are scattered, so that no blocks of neighbours hold it. Raises CheckpointError for unsupported
+    matrices.
     """
 
     store: WeightStore
@@ -87,23 +87,23 @@ class CodedMatrix(PackedMatrix):
     offsets: bool = False
     is_shuffled: bool = False
     first: int = 0
-    """Rows of the tensors before its own."""
+    """Number of rows of the tensors before its first."""
 
     inputs_first = False
-    """Whether columns lie under each other in the file, so that runs of columns are read fast."""
+    """Whether files are ordered by inputs, so that runs of columns are read fast."""
 
     @property
     def block_size(self) -> int:
-        """Columns of a kernel's block: a group, or a part of one. Scales are repeated then."""
+        """Columns of a kernel's block: a group, or a part of one, with repeated scales."""
         return next(size for size in _BLOCK_SIZES if self._fits(size))
 
     @property
     def kind(self) -> Blocks:
-        """Kind of its columns as they lie; if it is shuffled, of them sorted by their groups."""
+        """The kind of the matrix; of a shuffled one, with columns sorted by group."""
         return Blocks(self.bits, self.block_size, self.zero_points, self.offsets)
 
     def sorted_columns(self) -> NDArray[np.int32] | None:
-        """Group after group; None where some group, but the last, is not of `group` columns."""
+        """Columns sorted by group; None if a group other than the last lacks `group` columns."""
         of_column = self.group_of(range(self.shape[1]))
         counts = np.bincount(of_column, minlength=-(-self.shape[1] // self.group))
         if (counts[:-1] != self.group).any():
@@ -112,16 +112,16 @@ class CodedMatrix(PackedMatrix):
 
     @abstractmethod
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
-        """Bytes [rows, …] of codes as kernels pack them, of whole words; more may follow.
+        """Bytes [rows, …] of codes in the kernels' packing, of whole words; more may follow.
 
-        `rows` counts those of the tensors; `columns` begins at a multiple of the codes in 32 bits.
+        rows: of the tensors. columns: from a multiple of the codes in 32 bits on.
         """
 
     @abstractmethod
     def grid(self, rows: range, groups: range) -> Grid: ...
 
     def words_of(self, run: range) -> range:
-        """The words of 32 bits that hold these codes, where they lie one after the other."""
+        """The words of 32 bits with these codes, if codes are consecutive."""
         word = 32 // self.bits
         return range(run.start // word, -(-run.stop // word))
 
@@ -141,7 +141,7 @@ class CodedMatrix(PackedMatrix):
             first = (part.start - whole.start) // per_byte
             width = -(-len(part) // per_byte)
             found = self.codes(_shifted(few, self.first), part)[:, :width]
-            if len(part) % per_byte:  # past the end is the zero code
+            if len(part) % per_byte:  # beyond the end, use the code of zero
                 found[:, -1] = found[:, -1] & 0x0F | 0x80
             flat[few.start - rows.start : few.stop - rows.start, first : first + width] = found
         groups = range(whole.start // self.group, -(-whole.stop // self.group))
@@ -201,7 +201,7 @@ class CodedMatrix(PackedMatrix):
             values = codes[:, kept.start - part.start :][:, : len(kept)].astype(np.float32)
             at = of_column[kept.start - columns.start : kept.stop - columns.start]
             place = slice(few.start - rows.start, few.stop - rows.start)
-            with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
+            with np.errstate(over="ignore", invalid="ignore"):  # the caller checks for NaN
                 values -= grid.zeros if isinstance(grid.zeros, float) else grid.zeros[place][:, at]
                 values *= grid.scales[place][:, at]
                 if grid.biases is not None:
@@ -210,13 +210,13 @@ class CodedMatrix(PackedMatrix):
         return result
 
     def _zero_points(self, grid: Grid) -> NDArray[np.uint8] | None:
-        """None where blocks have none; CheckpointError for what they cannot say then."""
+        """Zero points of blocks; None without any. Raises CheckpointError for invalid ones."""
         if self.offsets:
             return None
         if not self.zero_points:
             if not np.all(grid.zeros == 1 << (self.bits - 1)):
                 raise self._error(
-                    "has zero points, and config.json says that it has none (sym); set sym to "
+                    "has zero points, but config.json says that it has none (sym); set sym to "
                     "false there"
                 )
             return None
@@ -226,10 +226,10 @@ class CodedMatrix(PackedMatrix):
         return zeros.astype(np.uint8)
 
     def _offsets(self, grid: Grid) -> NDArray[np.float32] | None:
-        """From the middle code, which stands for 0 where there are no zero points."""
+        """Offsets of blocks from the middle code; None without offsets."""
         if not self.offsets:
             return None
-        with np.errstate(over="ignore", invalid="ignore"):  # no number: the caller looks
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller checks for NaN
             offsets = (np.float32(1 << (self.bits - 1)) - grid.zeros) * grid.scales
             if grid.biases is not None:
                 offsets += grid.biases
@@ -242,12 +242,12 @@ class CodedMatrix(PackedMatrix):
     def _fits(self, size: int) -> bool:
         if self.group in _BLOCK_SIZES:
             return size == self.group
-        if self.group >= self.shape[1]:  # one scale for a row: blocks need not be whole
+        if self.group >= self.shape[1]:  # one scale for each row, so blocks may be partial
             return size == _USUAL_BLOCK
         return LEAST_BLOCK[self.bits] <= size <= _USUAL_BLOCK and self.group % size == 0
 
     def _pieces(self, rows: range, columns: range) -> Iterator[tuple[range, range]]:
-        """Parts of so few weights that unpacking them takes little memory."""
+        """Parts that are small enough to unpack in little memory."""
         if self.inputs_first:
             step = max(1, _CHUNK_WEIGHTS // len(rows) // _CHUNK_COLUMNS) * _CHUNK_COLUMNS
             for first in range(columns.start, columns.stop, step):
@@ -259,7 +259,7 @@ class CodedMatrix(PackedMatrix):
 
 
 class _SomeRows(PackedMatrix):
-    """Rows of any."""
+    """Some rows of another packed matrix."""
 
     def __init__(self, whole: PackedMatrix, rows: range) -> None:
         self._whole, self._first = whole, rows.start
@@ -271,7 +271,7 @@ class _SomeRows(PackedMatrix):
 
 
 def rows_of(whole: PackedMatrix, rows: range) -> PackedMatrix:
-    """Some rows of a matrix as a matrix of their own."""
+    """Some rows of a matrix as a matrix."""
     if not isinstance(whole, CodedMatrix):
         return _SomeRows(whole, rows)
     shape = len(rows), whole.shape[1]
@@ -283,7 +283,7 @@ def _shifted(rows: range, first: int) -> range:
 
 
 class Tensors:
-    """The tensors of a folder, and sentences about those that contradict each other.
+    """The tensors of a folder, and errors about contradictory ones.
 
     source: of the configuration, for errors.
     """
@@ -294,21 +294,21 @@ class Tensors:
         self._present = frozenset(store.names())
 
     def names(self, suffix: str) -> list[str]:
-        """What comes before the suffix, of all tensors that end in it."""
+        """Names, without the suffix, of all tensors that end in it."""
         return [name[: -len(suffix)] for name in self.store.names() if name.endswith(suffix)]
 
     def has(self, name: str) -> bool:
         return name in self._present
 
     def size(self, name: str, types: tuple[str, ...]) -> tuple[int, int]:
-        """Rows and columns of a matrix that others' shapes are compared with."""
+        """Rows and columns of a matrix, with which other shapes are compared."""
         shape = self._shape(name, types)
         if len(shape) != 2 or not all(0 < each <= MAX_SIZE for each in shape):
             raise self.error(name, f"has shape {list(shape)}, which is no matrix of codes")
         return shape[0], shape[1]
 
     def expect(self, name: str, types: tuple[str, ...], shape: tuple[int, ...], of: str) -> str:
-        """`name`, which must be there, of this shape, because of another tensor."""
+        """`name`. Raises CheckpointError unless it exists with this shape, as tensor `of` needs."""
         if not self.has(name):
             raise self.error(of, f"has no {name} beside it", "download all of the folder again")
         found = self._shape(name, types)
@@ -319,7 +319,7 @@ class Tensors:
         return name
 
     def alone(self, name: str, of: str) -> str:
-        """`name`, the tensor that would hold the same weights as `of` and must not be there."""
+        """`name`. Raises CheckpointError if it exists, because `of` has the same weights."""
         if self.has(name):
             raise self.error(of, f"is there twice: {name} would be the same weights")
         return name
@@ -337,12 +337,12 @@ class Tensors:
         )
 
     def is_shuffled(self, order: str, group: int, groups: int) -> bool:
-        """Whether the columns of a group do not lie side by side, by the tensor that says so."""
+        """Whether the columns of a group are scattered, by the tensor of their groups."""
         found = group_numbers(self.store, order, groups)
         return bool((found != np.arange(len(found)) // group).any())
 
     def check_group(self, group: int, of: str, bits: int) -> int:
-        """ValueError's sentence as an error: groups that no block fits into."""
+        """`group`. Raises CheckpointError for groups into which no block fits."""
         if group < 1 or group % LEAST_BLOCK[bits]:
             raise self.error(
                 of,
@@ -364,12 +364,11 @@ class Tensors:
 def group_numbers(
     store: WeightStore, name: str, groups: int, columns: range | None = None
 ) -> NDArray[np.int32]:
-    """The group of each column, or of some, as a tensor names it. Raises CheckpointError."""
+    """The group of each column, or of some, by a tensor. Raises CheckpointError."""
     found: NDArray[np.int32] = store.read(name, rows=columns).astype(np.int32)
     if len(found) and not 0 <= int(found.min()) <= int(found.max()) < groups:
         raise CheckpointError(
-            f"tensor {name} in {store.where(name)} names groups that there are not, beyond the "
-            f"{groups} of its matrix",
+            f"tensor {name} in {store.where(name)} names groups beyond the {groups} of its matrix",
             remedy="download the folder again",
         )
     return found

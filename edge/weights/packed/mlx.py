@@ -1,4 +1,4 @@
-"""Matrices as MLX stores them: weight = code · scale + bias.
+"""Matrices in MLX's layout: weight = code · scale + bias.
 
 weight uint32 [outputs, inputs · bits / 32]    the first input in the lowest bits
 scales, biases float [outputs, groups]
@@ -24,7 +24,7 @@ from edge.weights.packed.matrix import (
 
 
 def find_mlx(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
-    """By the name of the weight. Raises CheckpointError for what is not read, or contradicts."""
+    """Matrices by name. Raises CheckpointError for unsupported or contradictory settings."""
     found: dict[str, PackedMatrix] = {}
     for layer in tensors.names(".scales"):
         codes = f"{layer}.weight"
@@ -48,7 +48,7 @@ def find_mlx(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
 
 
 class MlxMatrix(CodedMatrix):
-    """See above."""
+    """A matrix in MLX's layout."""
 
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
         words = self.words_of(columns)
@@ -63,7 +63,7 @@ class MlxMatrix(CodedMatrix):
 
 
 def _numbers(config: Config, layer: str) -> tuple[int, int]:
-    """Bits and columns of a group: of the layer, where it has its own, or of all."""
+    """Bits and columns of a group: of the layer if it has its own settings, else of all."""
     own: Any = config.values.get(layer)
     values = {**config.values, **own} if isinstance(own, dict) else config.values
     config = Config(values, source=config.source)

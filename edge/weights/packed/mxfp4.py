@@ -1,10 +1,10 @@
-"""Experts in floats of 4 bits (E2M1) in blocks of 32 that share a power of 2, as gpt-oss has them.
+"""Experts in 4-bit floats (E2M1), in blocks of 32 that share a power of 2, as in gpt-oss.
 
     NAME_blocks uint8 [experts, outputs, blocks, 16]: two codes a byte, the low one first
     NAME_scales uint8 [experts, outputs, blocks]: the power of 2, 127 more than it is
     NAME is gate_up_proj, whose outputs are gate and up in turn, or down_proj
 
-Twice what a code stands for is a whole number up to 12, so codes of 8 bits hold it exactly.
+Twice the value of a code is a whole number up to 12, so codes of 8 bits hold it exactly.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ZERO = 128
 _CODES = (_ZERO + np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))).astype(
     np.uint8
 )
-"""Twice what the codes of 4 bits stand for, as codes of 8 bits."""
+"""Twice the values of 4-bit codes, as codes of 8 bits."""
 _POWERS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
-"""Half of the scales: the codes are doubled."""
+"""Half of the scales, because the codes are doubled."""
 _MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
 def find_mxfp4(_config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
-    """By the name that the weight would have if each expert had tensors of its own.
+    """Matrices by the names that weights have if each expert has its own tensors.
 
-    Raises CheckpointError for what is not read, or contradicts.
+    Raises CheckpointError for unsupported or contradictory tensors.
     """
     found: dict[str, PackedMatrix] = {}
     for whole, matrices in _MATRICES.items():
@@ -71,7 +71,7 @@ def find_mxfp4(_config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mxfp4Matrix(CodedMatrix):
-    """`rows` of expert `number`."""
+    """A matrix of expert `number`, of these `rows` of its tensors."""
 
     number: int
     rows: range
@@ -88,7 +88,7 @@ class Mxfp4Matrix(CodedMatrix):
         return Grid(scales=_POWERS[powers], zeros=float(_ZERO))
 
     def _read(self, name: str, rows: range) -> NDArray[Any]:
-        """These rows of the expert's."""
+        """These rows of the expert's tensor."""
         kept = self.rows[rows.start : rows.stop]
         run = range(kept.start, max(kept.start, kept.stop - kept.step + 1))
         found: NDArray[Any]

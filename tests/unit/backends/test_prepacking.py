@@ -21,7 +21,7 @@ def test_places_of_packed_weights(said: str, places: list[tuple[int, int, str]])
 
 @pytest.mark.parametrize("said", ["MatMul+42", "MatMul+42|", "MatMul+42|4096", "MatMul|0;64;x"])
 def test_unknown_descriptions_are_refused(said: str) -> None:
-    with pytest.raises(RequestError, match=r"onnxruntime \(.*not known.*; give the peer more"):
+    with pytest.raises(RequestError, match=r"onnxruntime \(.*unknown way.*; give the peer more"):
         _packed_places(said)
 
 

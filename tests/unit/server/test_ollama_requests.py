@@ -77,7 +77,7 @@ def test_how_long_a_model_stays_is_read_as_go_writes_times(said: object, stay: S
     "said", ["soon", "5", "5 m", "m", "5m!", "1", "--1s", True, [], "9" * 400 + "s"]
 )
 def test_what_is_no_time_is_refused(said: object) -> None:
-    with pytest.raises(Refusal, match="keep_alive is seconds, or a time"):
+    with pytest.raises(Refusal, match="keep_alive must be seconds, or a time"):
         stay_of(Fields({"keep_alive": said}))
 
 

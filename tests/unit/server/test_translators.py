@@ -466,7 +466,7 @@ def test_the_gate_counts_who_is_inside() -> None:
                 assert gate.inside == 3
         assert gate.inside == 0
         gate.is_draining = True
-        with pytest.raises(Refusal, match="about to end") as ending:
+        with pytest.raises(Refusal, match="shutting down") as ending:
             async with gate.entered(1, caller):
                 pass
         assert ending.value.status == 503
@@ -478,7 +478,7 @@ def test_a_key_has_no_more_answers_than_it_may() -> None:
     async def main() -> None:
         gate, limited = Gate(8), Caller(name="key a", most_answers=2)
         async with gate.entered(1, limited), gate.entered(3, Caller(name="key b")):
-            with pytest.raises(Refusal, match="1 answers of this key") as many:
+            with pytest.raises(Refusal, match="this key has 1 answers") as many:
                 async with gate.entered(2, limited):
                     pass
             assert many.value.status == 429

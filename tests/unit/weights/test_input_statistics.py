@@ -75,7 +75,7 @@ def test_another_models_are_refused(tmp_path: Path) -> None:
     other = plain_spec(
         num_layers=3, hidden_size=48, num_heads=3, head_size=16, ffn_columns=80, vocab_size=50
     )
-    with pytest.raises(CheckpointError, match="what another model was given; remove it"):
+    with pytest.raises(CheckpointError, match="has statistics of another model; remove it"):
         InputStatistics(tmp_path / FILE, other)
     (tmp_path / FILE).write_bytes(b"cut")
     with pytest.raises(CheckpointError, match="damaged"):

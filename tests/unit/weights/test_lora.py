@@ -201,7 +201,7 @@ def whole_of_another(tensors: Tensors) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lost_half, r"up_proj\.weight has .*lora_A\.weight alone"),
+        (lost_half, r"up_proj\.weight has only .*lora_A\.weight"),
         (other_place, r"layers\.9\.mlp\.up_proj\.lora_A\.weight has no place in .*family qwen3"),
         (of_tied_head, r"lm_head\.lora_A\.weight has no place"),
         (of_the_embedding, r"embed_tokens\.lora_A\.weight has no place"),
@@ -210,7 +210,7 @@ def whole_of_another(tensors: Tensors) -> None:
         (other_columns, r"lora_A\.weight has shape \[4, 3\], and .* takes \[4, \d+\]"),
         (other_rank, r"lora_B\.weight has shape \[\d+, 3\], and .* takes \[\d+, 4\]"),
         (nothing, "holds nothing"),
-        (the_tied_embedding, "uses one table as its head"),
+        (the_tied_embedding, "uses one table for embedding and head"),
         (a_vector, r"lora_A\.weight has shape \[3\]"),
         (whole_of_another, r"norm\.weight has shape \[7\]"),
     ],
@@ -240,8 +240,8 @@ def test_tensors_that_do_not_fit(
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights is 'OLoRA'"),
         ({"layer_replication": [[0, 2]]}, "layer_replication is set"),
         ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
-        ({"lora_alpha": "many"}, "lora_alpha is 'many', not a number"),
-        ({"lora_alpha": True}, "lora_alpha is True, not a number"),
+        ({"lora_alpha": "many"}, "lora_alpha is 'many', not a usable number"),
+        ({"lora_alpha": True}, "lora_alpha is True, not a usable number"),
         ({"alpha_pattern": [1]}, "alpha_pattern is .*not a table"),
         (
             {"alpha_pattern": {"(a+)+$": 1}},

@@ -212,7 +212,11 @@ def test_groups_of_unlike_sizes_are_rounded(written: Write) -> None:
     ("layout", "dtype", "words"),
     [
         (gptq(), "as stored", "the head, which is in floats there, in 8 bits"),
-        (gptq(act_order=True), "as stored", "whose groups are in act-order there, in 8 bits"),
+        (
+            gptq(act_order=True),
+            "as stored",
+            "matrices in act-order that devices divide by columns, in 8 bits",
+        ),
         (fp8(), "int8", "floats of 8 bits"),
         (mlx(), "as stored", "as stored: 4 bits in blocks of 32 with offsets, 6 bits a weight"),
     ],
@@ -288,7 +292,7 @@ WITHOUT_SCALES = dataclasses.replace(
         (gptq(), changed(f"{LAYER}.qweight", lambda a: a[:-1]), "make it"),
         (gptq(), changed(f"{LAYER}.qweight", lambda a: a[0]), "which is no matrix of codes"),
         (gptq(), changed(f"{LAYER}.scales", lambda a: a.astype(np.int32)), "is int32, where"),
-        (gptq(), changed(f"{LAYER}.g_idx", lambda a: a + 1), "names groups that there are not"),
+        (gptq(), changed(f"{LAYER}.g_idx", lambda a: a + 1), "names groups beyond"),
         (awq(), says(version="gemv"), "AWQ of version 'gemv' is not read"),
         (awq(), says(bits=8), "AWQ of 8 bits is not read"),
         (awq(), changed(f"{LAYER}.scales", lambda a: a.T.copy()), "has shape [96, 2]"),
