@@ -18,7 +18,6 @@ from rich.text import Text
 
 from edge.cli.hangup import HungUp, has_hung_up
 from edge.errors import without_controls
-from edge.text.answer_parser import AnswerParser
 from edge.text.answer_parts import AnswerPart, Said, Thought
 
 Thoughts = Literal["fold", "show", "hide"]
@@ -33,20 +32,17 @@ class AnswerView:
     Finished blocks are printed once and scroll away; only the last block is redrawn.
     """
 
-    def __init__(
-        self, console: Console, *, markdown: bool, thoughts: Thoughts, parser: AnswerParser
-    ) -> None:
-        """parser: a new one, for this answer."""
+    def __init__(self, console: Console, *, markdown: bool, thoughts: Thoughts) -> None:
         self._console = console
         self._markdown = markdown
         self._thoughts = thoughts
-        self._parser = parser
         self._thought = self._said = ""
         self._live = Live(console=console, transient=True, auto_refresh=False)
         self._next_s = 0.0
 
-    def feed(self, text: str) -> None:
-        self._take(self._parser.feed(without_controls(text)))
+    def feed(self, parts: Sequence[AnswerPart]) -> None:
+        """Add the parts of a token, and draw them if the last drawing was long enough ago."""
+        self._take(parts)
         began_s = time.monotonic()
         if began_s < self._next_s:
             return
@@ -68,7 +64,6 @@ class AnswerView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._take(self._parser.finish())
         self._settle()
         self._live.update(Text(""), refresh=True)
         self._live.__exit__(kind, error, trace)
@@ -79,9 +74,9 @@ class AnswerView:
     def _take(self, parts: Sequence[AnswerPart]) -> None:
         for part in parts:
             if isinstance(part, Thought):
-                self._thought += part.text
+                self._thought += without_controls(part.text)
             elif isinstance(part, Said):
-                self._said += part.text
+                self._said += without_controls(part.text)
             else:  # a call of a tool that was not offered
                 self._said += f"{part.name}({json.dumps(part.arguments, ensure_ascii=False)})"
 

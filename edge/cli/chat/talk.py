@@ -26,7 +26,7 @@ from edge.cli.sentences import print_sentence, tell
 from edge.errors import RequestError, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.load_options import LoadOptions
-from edge.text.answer_parser import AnswerParser, read_answer
+from edge.text.answer_parser import read_answer
 
 
 class TerminalTalk:
@@ -82,7 +82,7 @@ class TerminalTalk:
         self, *, settings: Settings | None = None, conversation: Conversation | None = None
     ) -> None:
         said = (conversation or self.conversation).messages()
-        ids, _begun = self._encoded([*said, {"role": "user", "content": "Hello"}], settings)
+        ids = self._encoded([*said, {"role": "user", "content": "Hello"}], settings)
         room = self._model.context_tokens
         if conversation is not None and len(ids) >= room:
             raise RequestError(
@@ -141,24 +141,22 @@ class TerminalTalk:
 
     def _encoded(
         self, messages: list[dict[str, str]], settings: Settings | None = None
-    ) -> tuple[list[int], bool]:
-        """The token ids of the prompt, and whether it begins the model's thinking."""
-        tokenizer = self._model.tokenizer
-        ids = tokenizer.encode_chat(
+    ) -> list[int]:
+        """The token ids of the prompt."""
+        return self._model.tokenizer.encode_chat(
             messages, thinking=(settings or self.settings).generation.thinking
         )
-        return ids, tokenizer.begins_thinking(ids)
 
     def _answered(self, messages: list[dict[str, str]]) -> tuple[str, Reply | None]:
         """The answer until its end, or until Ctrl-C. Raises KeyboardInterrupt for Ctrl-C before the
         first token."""
-        ids, begun = self._encoded(messages)
+        ids = self._encoded(messages)
         said: list[str] = []
         self.was_stopped = False
         begun_s = time.monotonic()
         with self._model.stream(ids, self.settings.generation, chat_tools=()) as stream:
             try:
-                self._show(stream, said, begun=begun)
+                self._show(stream, said)
             except KeyboardInterrupt:
                 if not self._is_terminal or not said:
                     raise
@@ -177,7 +175,7 @@ class TerminalTalk:
         form = self._model.tokenizer.answer_form
         return read_answer(text, form).content if form.call_form.has_channels else text
 
-    def _show(self, stream: ReplyStream, said: list[str], *, begun: bool) -> None:
+    def _show(self, stream: ReplyStream, said: list[str]) -> None:
         if self._console is None:
             for token in stream:
                 said.append(token.text)
@@ -185,13 +183,12 @@ class TerminalTalk:
             click.echo()
             return
         settings = self.settings
-        parser = AnswerParser(self._model.tokenizer.answer_form, thinking=begun)
         with AnswerView(
-            self._console, markdown=settings.markdown, thoughts=settings.thoughts, parser=parser
+            self._console, markdown=settings.markdown, thoughts=settings.thoughts
         ) as view:
             for token in stream:
                 said.append(token.text)
-                view.feed(token.text)
+                view.feed(token.parts)
 
     def _look_for_drift(self) -> None:
         if (drift := drift_of(self._model)) is None:

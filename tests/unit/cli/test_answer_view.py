@@ -14,6 +14,7 @@ from rich.console import Console
 
 from edge.cli.chat.answer_view import AnswerView, Thoughts, cut_blocks
 from edge.text.answer_parser import AnswerParser
+from edge.text.answer_parts import Said
 from edge.text.thinking import USUAL_MARKS, ThinkingSplitter
 
 WIDTH, HEIGHT = 60, 12
@@ -68,12 +69,12 @@ def screen_after(
         file=output, force_terminal=True, width=WIDTH, height=HEIGHT, color_system=None,
         legacy_windows=False, _environ={},
     )  # fmt: skip
-    with AnswerView(
-        console, markdown=markdown, thoughts=thoughts, parser=AnswerParser(thinking=begun)
-    ) as view:
+    parser = AnswerParser(thinking=begun)
+    with AnswerView(console, markdown=markdown, thoughts=thoughts) as view:
         for part in parts:
             view._next_s = 0.0  # each piece is drawn
-            view.feed(part)
+            view.feed(parser.feed(part))
+        view.feed(parser.finish())
     screen = pyte.HistoryScreen(WIDTH, HEIGHT, history=10_000)
     screen.set_mode(pyte.modes.LNM)
     pyte.Stream(screen).feed(output.getvalue())
@@ -128,9 +129,8 @@ def test_what_was_there_stays_where_it_ends_in_the_middle() -> None:
     console = Console(file=output, force_terminal=True, width=WIDTH, height=HEIGHT)
 
     def interrupted() -> None:
-        parser = AnswerParser()
-        with AnswerView(console, markdown=True, thoughts="fold", parser=parser) as view:
-            view.feed("Half a sen")
+        with AnswerView(console, markdown=True, thoughts="fold") as view:
+            view.feed([Said("Half a sen")])
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
