@@ -311,8 +311,8 @@ class CacheMoves:
                 tokens = self._pool.length(self._pool.open(entry.request))
             if entry.position != tokens:
                 raise RequestError(
-                    f"a request continues at token {entry.position}, but its state is at {tokens}; "
-                    "compute it from its first token"
+                    f"a request continues at token {entry.position}, but its state is at {tokens}",
+                    remedy="compute it from its first token",
                 )
 
     def _open_window(self, request: str, tokens: int) -> None:

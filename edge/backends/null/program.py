@@ -151,7 +151,7 @@ class NullProgram(HostKvStorage):
     def stream(self, layers: int) -> None:
         if not 0 <= layers <= len(self._layout.layers):
             raise RequestError(
-                f"{layers} layers cannot stream; the shard has {len(self._layout.layers)}"
+                f"{layers} layers cannot stream, as the shard has {len(self._layout.layers)}"
             )
         self.streamed = layers
 
