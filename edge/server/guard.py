@@ -170,7 +170,7 @@ class Guard:
         return caller
 
     def _bounded(self, receive: Receive) -> Receive:
-        """Limit the bytes and the time of a body, whatever length its header says."""
+        """Limit the bytes and the time of a body, also where its header names another length."""
         taken = 0
         is_whole = False
         rules, deadline_s = self.rules, asyncio.get_running_loop().time() + self.rules.most_body_s

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, NAMED
-
-_MOST_DEPTH = 64
+from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, MOST_DEPTH, NAMED
 
 _OF_THE_SAME = ("allOf", "anyOf", "oneOf", "$ref", "not", "if", "dependentSchemas")
 """Keywords with further schemas of the same object, which may name properties."""
@@ -37,7 +35,7 @@ def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _closed(schema: Any, *, is_shared: bool, depth: int) -> Any:
-    if not isinstance(schema, Mapping) or depth == _MOST_DEPTH:
+    if not isinstance(schema, Mapping) or depth == MOST_DEPTH:
         return schema
     found = dict(schema)
 

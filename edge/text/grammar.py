@@ -19,6 +19,7 @@ from edge.errors import RequestError
 from edge.kernels.sampling.rules import Bits
 from edge.text.detokenizer import Vocabulary
 from edge.text.schema_errors import fault, sentence
+from edge.text.schema_keywords import MOST_DEPTH
 from edge.text.schema_meaning import followed
 from edge.text.thinking import USUAL_MARKS, ThinkingMarks
 
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 MOST_GRAMMAR_BYTES = 256 << 10
 """Most bytes of a grammar; usual schemas have a few KiB."""
-
-_MOST_DEPTH = 64
-"""Most levels of objects and lists in a schema."""
 
 _WHITE_SPACE = r" |\n[ \t]{0,24}"
 """White space between the parts of a JSON text, limited because small models would write it without
@@ -253,7 +251,7 @@ def _check(schema: Mapping[str, Any]) -> str:
 
 def _check_depth(schema: Mapping[str, Any]) -> None:
     layer: list[Any] = [schema]
-    for _depth in range(_MOST_DEPTH):
+    for _depth in range(MOST_DEPTH):
         layer = [
             each
             for held in layer
@@ -263,5 +261,5 @@ def _check_depth(schema: Mapping[str, Any]) -> None:
         if not layer:
             return
     raise RequestError(
-        f"the JSON schema has more than {_MOST_DEPTH} levels", remedy="make it flatter"
+        f"the JSON schema has more than {MOST_DEPTH} levels", remedy="make it flatter"
     )

@@ -16,3 +16,6 @@ CHOICES = ("anyOf", "oneOf", "allOf")
 
 HELD = ("items", "additionalProperties")
 """Keywords with a single schema."""
+
+MOST_DEPTH = 64
+"""Most levels of a schema that is read."""

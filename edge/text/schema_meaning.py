@@ -11,9 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, NAMED
-
-_MOST_DEPTH = 64
+from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, MOST_DEPTH, NAMED
 
 _FORMATS = frozenset(
     {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -51,7 +49,7 @@ def followed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _followed(schema: Any, depth: int) -> Any:
-    if not isinstance(schema, Mapping) or depth == _MOST_DEPTH:
+    if not isinstance(schema, Mapping) or depth == MOST_DEPTH:
         return schema
     found = dict(schema)
     if schema.get("uniqueItems") is False:
