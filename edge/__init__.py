@@ -8,7 +8,12 @@ with edge.Cluster.discover() as cluster:
         print(token.text, end="", flush=True)
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# In a checkout five packages of `edge` lie beside this folder; in an installed Edge, inside it.
+if not Path(__file__).with_name("partition").is_dir():
+    __path__.append(str(Path(__file__).resolve().parents[1]))
 
 from edge.version import __version__
 
