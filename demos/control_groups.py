@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import sys
 import time
 from pathlib import Path
+
+import psutil
 
 ROOT = Path("/sys/fs/cgroup")
 PARENTS = (ROOT, ROOT / "memory", ROOT / "blkio", ROOT / "cpu")
@@ -110,6 +112,8 @@ class ControlGroup(contextlib.AbstractContextManager["ControlGroup"]):
 
 def _device(path: Path) -> str:
     """The whole disk that the file is on, as major:minor."""
+    if sys.platform != "linux":
+        raise OSError("control groups are Linux's")
     number = path.stat().st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     place = (BLOCKS / device).resolve()
@@ -122,7 +126,7 @@ def remove_groups_of_the_dead(prefix: str) -> None:
     """Groups named `prefix`-PROCESS-… of processes that did not end their groups themselves."""
     for folder in [each for parent in PARENTS for each in parent.glob(f"{prefix}-*")]:
         owner = folder.name.removeprefix(f"{prefix}-").split("-")[0]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
             remove_group(folder)
 
 
@@ -131,8 +135,8 @@ def remove_group(folder: Path) -> None:
     deadline_s = time.monotonic() + END_TIMEOUT_S
     while folder.exists():
         for process in (folder / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(int(process)).kill()
         try:
             folder.rmdir()
         except OSError as error:  # busy until the last of its processes is gone

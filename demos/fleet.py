@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import Popen
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 from edge.demos.processes import child, daemon_address
 
@@ -55,10 +56,10 @@ class Fleet:
 
     def stop(self, name: str) -> None:
         """It is silent until `go_on`, and its connections stay."""
-        self.processes[name].send_signal(signal.SIGSTOP)
+        psutil.Process(self.processes[name].pid).suspend()
 
     def go_on(self, name: str) -> None:
-        self.processes[name].send_signal(signal.SIGCONT)
+        psutil.Process(self.processes[name].pid).resume()
 
     def renew(self) -> list[str]:
         """Restart the daemons that have ended; their names."""
@@ -91,4 +92,4 @@ class Fleet:
                 stack.enter_context(each)
             for process in self.processes.values():
                 if process.poll() is None:
-                    process.send_signal(signal.SIGCONT)
+                    psutil.Process(process.pid).resume()

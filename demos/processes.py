@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge.host.cache_paths import CACHE_VARIABLE
-from edge.host.huge_pages import with_malloc_settings
+from edge.system.heap import with_malloc_settings
 
 END_TIMEOUT_S = 15.0
 

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from edge.system.sockets import is_local, probe_when_idle, send_buffers
 from edge.transport.errors import ChannelClosedError, PeerLostError
 from edge.transport.frame import Buffer
 
@@ -33,7 +34,7 @@ class AsyncSocket:
 
     def __init__(self, connected: socket.socket, peer: str) -> None:
         connected.setblocking(False)
-        if connected.family != socket.AF_UNIX:
+        if not is_local(connected):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = peer
         self._loop = asyncio.get_running_loop()
@@ -83,7 +84,7 @@ class AsyncSocket:
             while rest:
                 self._check_open()
                 try:
-                    count = self._socket.sendmsg(_first_turn(rest))
+                    count = send_buffers(self._socket, _first_turn(rest))
                 except _NOT_READY:
                     await self._writable()
                     continue
@@ -161,15 +162,8 @@ def watch_for_death(connected: socket.socket, *, within_s: int) -> None:
     A busy peer is not affected: its system answers the probes. TCP_USER_TIMEOUT is not set, because
     it also ends connections with a slow reader.
     """
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {
-        "TCP_KEEPIDLE": max(1, within_s // 2),
-        "TCP_KEEPINTVL": max(1, within_s // 6),
-        "TCP_KEEPCNT": 3,
-    }
-    for name, value in options.items():
-        if hasattr(socket, name):  # Some systems lack some of these.
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    interval_s = max(1, within_s // 6)
+    probe_when_idle(connected, idle_s=max(1, within_s // 2), interval_s=interval_s, probes=3)
 
 
 def _reason(error: OSError) -> str:

@@ -12,25 +12,21 @@ in the system's list are refused. Only Linux has all that.
 
 import contextlib
 import hmac
-import os
 import re
 import secrets
 import socket
-import struct
-import sys
 
+from edge.system.sockets import (
+    bound_for_user,
+    connected_for_user,
+    has_user_sockets,
+    is_of_this_user,
+)
 from edge.transport.async_socket import AsyncSocket
 
 PROOF_BYTES = 32
 
-_IS_POSSIBLE = sys.platform == "linux"
 _NAME = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_CREDENTIALS = struct.Struct("@3i")
-"""Linux's struct ucred: process, user, group."""
-
-_NOBODY = 65534
-"""The user id of every user unknown to this user namespace."""
-
 _WAITING = 8
 """Connections that wait until they are checked."""
 
@@ -44,7 +40,7 @@ def way(connection: AsyncSocket, *, listens: bool) -> str:
 
     A relay between them makes the two sides' values differ.
     """
-    if not _IS_POSSIBLE:
+    if not has_user_sockets():
         return ""
     try:
         ends = connection.ends()
@@ -70,15 +66,7 @@ class LocalSocket:
         """A new socket. None if the system has no such sockets."""
         name = secrets.token_hex(16)
         with contextlib.suppress(OSError):
-            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                bound.setblocking(False)
-                bound.bind(_address(name))
-                bound.listen(_WAITING)
-            except BaseException:
-                bound.close()
-                raise
-            return cls(bound, name)
+            return cls(bound_for_user(name, _WAITING), name)
         return None
 
     def let_in(self, proof: bytes) -> socket.socket | None:
@@ -90,7 +78,7 @@ class LocalSocket:
                 break
             with contextlib.suppress(OSError):
                 came.setblocking(False)
-                if _is_of_this_user(came) and hmac.compare_digest(came.recv(len(proof)), proof):
+                if is_of_this_user(came) and hmac.compare_digest(came.recv(len(proof)), proof):
                     _widen(came)
                     return came
             came.close()
@@ -103,28 +91,16 @@ class LocalSocket:
 
 def enter(name: object, proof: bytes) -> socket.socket | None:
     """Connect to the socket that the other end named. None if it is missing or another user's."""
-    if not _IS_POSSIBLE or not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not has_user_sockets() or not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     with contextlib.suppress(OSError):
-        came = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        came = connected_for_user(name)
         with contextlib.suppress(OSError):
-            came.setblocking(False)
-            came.connect(_address(name))
-            if _is_of_this_user(came) and came.send(proof) == len(proof):
+            if is_of_this_user(came) and came.send(proof) == len(proof):
                 _widen(came)
                 return came
         came.close()
     return None
-
-
-def _address(name: str) -> str:
-    return f"\0{name}"
-
-
-def _is_of_this_user(connected: socket.socket) -> bool:
-    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _process, user, _group = _CREDENTIALS.unpack(told)
-    return bool(user == os.geteuid() != _NOBODY)
 
 
 def _widen(connected: socket.socket) -> None:

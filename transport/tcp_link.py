@@ -3,9 +3,6 @@
 Knows a connected socket; connecting happens elsewhere. Between two processes of one host it may be
 a Unix socket, whose other end never falls silent without being closed.
 
-The socket blocks, with the kernel's time limits (SO_RCVTIMEO, SO_SNDTIMEO): Python's ``settimeout``
-adds a system call to every read. Calls that must not block pass MSG_DONTWAIT.
-
 Dead device detection is the kernel's: it probes an idle connection every second and repeats
 unacknowledged bytes. A device answers probes by itself, so a neighbour that computes, or reads from
 a slow disk, for minutes is not lost, and the compute thread sends no heartbeat. A stopped or
@@ -16,21 +13,26 @@ small message. Python's types know that an array is a buffer only from 3.12 on.
 """
 
 import contextlib
-import fcntl
 import math
-import os
-import select
 import socket
 import struct
-import sys
-import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from numpy.typing import NDArray
 
+from edge.system.processes import yield_core
+from edge.system.sockets import (
+    Buffers,
+    is_local,
+    probe_when_idle,
+    silent_s,
+    stream_calls,
+    unacknowledged_s,
+    unread_bytes,
+)
 from edge.transport.async_socket import drop_bytes
 from edge.transport.errors import PeerLostError, ProtocolError
 from edge.transport.link import LinkState
@@ -38,8 +40,6 @@ from edge.transport.link_guard import EAGER_BYTES, LinkGuard, check_incoming, ch
 from edge.transport.records import PLAIN, BrokenRecordError, Part, Records, as_bytes, parts
 
 _SIZE = struct.Struct("!Q")
-
-Moved = TypeVar("Moved")
 
 POLL_S = 100e-6
 
@@ -49,14 +49,6 @@ LOOK_EVERY_S = 1.0
 DEVICE_GONE_AFTER_S = 5.0
 """Seconds without an acknowledgement after which the other device counts as lost. The kernel
 repeats lost bytes after 0.2, 0.6, 1.4, 3.0 and 6.2 s, so a network that pauses for 3 s recovers."""
-
-_LAST_ACK_RECEIVED = struct.Struct("@56xI")
-"""Milliseconds since the last acknowledgement, in Linux's struct tcp_info."""
-
-_LAST_DATA_RECEIVED = struct.Struct("@52xI")
-"""Milliseconds since the last received byte."""
-
-_UNREAD = struct.Struct("@i")
 
 _LEAST_SEND_BUFFER_BYTES = 4 * EAGER_BYTES
 """Room for ``EAGER_BYTES`` and the kernel's bookkeeping, which counts too."""
@@ -78,19 +70,16 @@ class TcpLink:
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"a link's timeout is a time above 0 s, not {timeout_s}")
-        fraction, seconds = math.modf(min(timeout_s, LOOK_EVERY_S))
-        # At least a microsecond: zero means no limit.
-        limit = struct.pack("@ll", int(seconds), max(1, int(fraction * 1e6)))
-        connected.settimeout(None)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        calls = stream_calls(connected, min(timeout_s, LOOK_EVERY_S))
         if connected.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < _LEAST_SEND_BUFFER_BYTES:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LEAST_SEND_BUFFER_BYTES)
-        if connected.family != socket.AF_UNIX:
+        if not is_local(connected):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _probe_when_idle(connected)
+            probes = math.ceil(DEVICE_GONE_AFTER_S)
+            probe_when_idle(connected, idle_s=1, interval_s=1, probes=probes)
         self.peer = peer
         self._socket = connected
+        self._calls = calls
         self._timeout_s = timeout_s
         self._records = records
         self._size = bytearray(_SIZE.size)
@@ -105,7 +94,7 @@ class TcpLink:
                 size = _SIZE.pack(array.nbytes)
                 first, others = self._cut(array)
                 part = self._records.seal(size, first)
-                sent = self._patiently(self._socket.sendmsg, (size, part))
+                sent = self._patiently(self._calls.send, (size, part))
                 if sent < _SIZE.size + part.nbytes:
                     self._send_rest(drop_bytes((memoryview(size), as_bytes(part)), sent))
                 for other in others:
@@ -132,7 +121,7 @@ class TcpLink:
                 first, others = self._cut(outgoing)
                 part = self._records.seal(size, first)
                 try:
-                    sent = self._socket.sendmsg((size, part), (), socket.MSG_DONTWAIT)
+                    sent = self._calls.send_now((size, part))
                 except BlockingIOError:
                     sent = 0
                 if sent == _SIZE.size + part.nbytes and not others:
@@ -154,20 +143,20 @@ class TcpLink:
         self._guard.close()
 
     def _silent_s(self) -> float:
-        if self._socket.family != socket.AF_UNIX:
+        if not is_local(self._socket):
             return silent_s(self._socket)
         since_s = self._waits_since_s
-        if since_s is None or _unread_bytes(self._socket):
+        if since_s is None or unread_bytes(self._socket):
             return 0.0
         return time.monotonic() - since_s
 
-    def _patiently(self, call: Callable[[Part], Moved], part: Part) -> Moved:
+    def _patiently(self, call: Callable[[Buffers], int], buffers: Buffers) -> int:
         """Repeat a blocking call until it moves something. BlockingIOError after the time limit.
 
         Raises PeerLostError once the other device is unreachable.
         """
         try:
-            return call(part)
+            return call(buffers)
         except BlockingIOError:
             end_s = time.monotonic() + self._timeout_s - min(self._timeout_s, LOOK_EVERY_S)
         while time.monotonic() < end_s:
@@ -176,20 +165,20 @@ class TcpLink:
                     self.peer, f"its device was not reached over the link for {silent_s:.1f} s"
                 )
             with contextlib.suppress(BlockingIOError):
-                return call(part)
+                return call(buffers)
         raise BlockingIOError
 
-    def _waiting(self, call: Callable[[Part], Moved], part: Part) -> Moved:
+    def _waiting(self, call: Callable[[Buffers], int], buffers: Buffers) -> int:
         """`_patiently`, for receiving calls."""
         self._waits_since_s = time.monotonic()
         try:
-            return self._patiently(call, part)
+            return self._patiently(call, buffers)
         finally:
             self._waits_since_s = None
 
-    def _polled(self, poller: select.poll) -> None:
-        if not poller.poll(min(self._timeout_s, LOOK_EVERY_S) * 1000):
-            raise BlockingIOError
+    def _movable(self, _none: Buffers) -> int:
+        self._calls.wait()
+        return 0
 
     def _shut_down(self) -> None:
         # Wakes a thread that blocks in this socket, unlike a close.
@@ -226,9 +215,9 @@ class TcpLink:
         first, others = self._cut(into)
         space = self._records.space(first)
         if not space.nbytes:
-            count = self._waiting(self._socket.recv_into, self._size)
+            count = self._waiting(self._calls.receive, (self._size,))
         else:
-            count = self._poll_for(self._socket.recvmsg_into, (self._size, space))[0]
+            count = self._poll_for((self._size, space))
         if count < header:
             self._receive_rest(memoryview(self._size)[count:], is_ended=count == 0)
             count = header
@@ -240,8 +229,8 @@ class TcpLink:
             self._receive_rest(as_bytes(self._records.space(other)), is_ended=False)
             self._records.open(self._size, other)
 
-    def _poll_for(self, receive: Callable[..., Moved], into: Any) -> Moved:
-        """Receive into one or more buffers, polling for a moment before the thread sleeps.
+    def _poll_for(self, buffers: Buffers) -> int:
+        """Receive into buffers, polling for a moment before the thread sleeps.
 
         Sleeping and waking cost 10 to 50 µs, on a virtual machine more. Shards that compute in
         step, or wait for a record that is being sealed, mostly wait for less. The processor is
@@ -250,15 +239,15 @@ class TcpLink:
         end_s = time.perf_counter() + POLL_S
         while True:
             try:
-                return receive(into, 0, socket.MSG_DONTWAIT)
+                return self._calls.receive_now(buffers)
             except BlockingIOError:
                 if time.perf_counter() > end_s:
-                    return self._waiting(receive, into)
-                os.sched_yield()
+                    return self._waiting(self._calls.receive, buffers)
+                yield_core()
 
     def _receive_rest(self, space: memoryview, *, is_ended: bool) -> None:
         while not is_ended and space.nbytes:
-            count = self._poll_for(self._socket.recv_into, space)
+            count = self._poll_for((space,))
             space = space[count:]
             is_ended = count == 0
         if is_ended:
@@ -266,7 +255,7 @@ class TcpLink:
 
     def _send_rest(self, buffers: list[memoryview]) -> None:
         while buffers:
-            buffers = drop_bytes(buffers, self._patiently(self._socket.sendmsg, buffers))
+            buffers = drop_bytes(buffers, self._patiently(self._calls.send, buffers))
 
     def _exchange_rest(
         self, outgoing: list[memoryview], others: Iterator[memoryview], into: NDArray[Any]
@@ -275,17 +264,15 @@ class TcpLink:
         outgoing = outgoing or list(islice(others, 1))
         spaces = self._spaces(into)
         space = next(spaces, None)
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN | select.POLLOUT)
         end_s = time.perf_counter() + POLL_S
         while outgoing and space is not None:
             moves = False
             with contextlib.suppress(BlockingIOError):
-                sent = self._socket.sendmsg(outgoing, (), socket.MSG_DONTWAIT)
+                sent = self._calls.send_now(outgoing)
                 outgoing = drop_bytes(outgoing, sent) or list(islice(others, 1))
                 moves = True
             with contextlib.suppress(BlockingIOError):
-                count = self._socket.recv_into(space, 0, socket.MSG_DONTWAIT)
+                count = self._calls.receive_now((space,))
                 if count == 0:
                     raise self._ended()
                 space = space[count:] if count < space.nbytes else next(spaces, None)
@@ -293,9 +280,9 @@ class TcpLink:
             if moves:
                 end_s = time.perf_counter() + POLL_S
             elif time.perf_counter() < end_s:
-                os.sched_yield()
+                yield_core()
             else:
-                self._waiting(self._polled, poller)
+                self._waiting(self._movable, ())
         # One direction is left, and may block.
         while space is not None:
             self._receive_rest(space, is_ended=False)
@@ -314,40 +301,3 @@ class TcpLink:
             if space.nbytes:
                 yield as_bytes(space)
             self._records.open(self._size, part)
-
-
-def _probe_when_idle(connected: socket.socket) -> None:
-    """Enable keepalive probes every second while the connection is idle."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": math.ceil(DEVICE_GONE_AFTER_S)}
-    for name, value in options.items():
-        if hasattr(socket, name):  # Some systems lack some of these.
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def unacknowledged_s(connected: socket.socket) -> float:
-    """Seconds without an acknowledgement of the other device; 0 if the system does not tell."""
-    return _since_s(connected, _LAST_ACK_RECEIVED)
-
-
-def silent_s(connected: socket.socket) -> float:
-    """Seconds without a received byte; 0 if some wait to be read, or the system does not tell."""
-    if not sys.platform.startswith("linux"):
-        return 0.0
-    return 0.0 if _unread_bytes(connected) else _since_s(connected, _LAST_DATA_RECEIVED)
-
-
-def _unread_bytes(connected: socket.socket) -> int:
-    (unread,) = _UNREAD.unpack(fcntl.ioctl(connected, termios.FIONREAD, bytes(_UNREAD.size)))
-    return int(unread)
-
-
-def _since_s(connected: socket.socket, what: struct.Struct) -> float:
-    """A time from Linux's struct tcp_info, in seconds; 0 on other systems."""
-    if not sys.platform.startswith("linux") or connected.family == socket.AF_UNIX:
-        return 0.0
-    told = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, what.size)
-    if len(told) < what.size:
-        return 0.0
-    (milliseconds,) = what.unpack(told)
-    return float(milliseconds) / 1000

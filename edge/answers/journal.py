@@ -8,7 +8,6 @@ Writing a token took 3 µs, 14 with log probabilities.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -34,6 +33,8 @@ from edge.protocol.fields import to_json
 from edge.protocol.lease import Lease
 from edge.protocol.step import FinishReason
 from edge.scheduling.prefixes import Spans
+from edge.system.files import is_own, open_private, others_may
+from edge.system.locks import lock, lock_now
 
 MOST_BYTES = 8 << 20
 """Size limit of a file. A token takes 16 bytes, or 600 with its 20 likeliest tokens. A longer
@@ -59,7 +60,7 @@ def read_journal(path: Path) -> JournalContent:
 
 
 def _check_private(status: os.stat_result) -> None:
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    if not is_own(status) or others_may(status, 0o077):
         raise ValueError("others may read or write it, until it is yours and chmod 600")
 
 
@@ -101,10 +102,9 @@ class Journal:
         cls, path: Path, head: JournalHead, lease: Lease, on_fail: Callable[[str], None]
     ) -> Journal:
         """Create the file. Raises OSError where that fails, FileExistsError where it exists."""
-        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = open_private(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(descriptor)
             content = JournalContent(
                 head=head,
                 lease=lease,
@@ -131,14 +131,12 @@ class Journal:
         Raises RequestError if another process has it open, naming that process, and the errors of
         `read_journal`.
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_private(path, os.O_RDWR | os.O_APPEND)
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not lock_now(descriptor):
                 raise RequestError(
                     f"{_holder(path)} has this reply under way", remedy="wait for it, or end it"
-                ) from None
+                )
             content = read_journal(path)
             journal = cls(path, descriptor, content, on_fail)
             os.ftruncate(descriptor, content.whole_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -16,6 +15,8 @@ from edge.answers.journal import Journal, read_journal
 from edge.answers.journal_records import JournalContent, JournalHead
 from edge.errors import RequestError, shown
 from edge.protocol.lease import Lease
+from edge.system.files import open_private
+from edge.system.locks import lock_now
 
 LAST = "last"
 """In place of an id: the reply that was written to last."""
@@ -139,11 +140,8 @@ class JournalFolder:
 
 
 def _is_locked(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = open_private(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not lock_now(descriptor, is_shared=True)
     finally:
         os.close(descriptor)
-    return False

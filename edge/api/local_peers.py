@@ -13,9 +13,10 @@ from edge.errors import NetworkError, RequestError, shown
 from edge.host.cgroup import usable_cores
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import parse_folder_and_size, parse_size
-from edge.host.huge_pages import with_malloc_settings
 from edge.host.started_again import edge_command
 from edge.protocol.peer_info import BACKEND_CHOICES
+from edge.system.heap import with_malloc_settings
+from edge.system.processes import own_session
 
 STOP_TIMEOUT_S = 10.0
 MAX_PEERS = 64
@@ -158,7 +159,7 @@ def _spawn(options: list[str], keys: bytes | None) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         env=with_malloc_settings(os.environ),
         # Ctrl-C is for the program, which ends its daemons itself.
-        start_new_session=True,
+        **own_session(),
     )
     if keys:
         assert process.stdin is not None

@@ -13,6 +13,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.watched_file import WatchedFile
 from edge.errors import CheckpointError
 from edge.offload import StoreError, TensorEntry, numpy_dtype
+from edge.system.files import expect_random_reads, open_for_reading, read_into
 from edge.weights.layout import token_table
 
 
@@ -41,8 +42,8 @@ class EmbeddingRows:
         self._positions = None if found is None else _Table.of(found, hidden_size)
         names = itertools.takewhile(entries.__contains__, map(token_table, itertools.count()))
         self._layers = [_Table.of(entries[name], entries[name].shape[1]) for name in names]
-        self._file = os.open(weights.path, os.O_RDONLY | os.O_CLOEXEC)
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+        self._file = open_for_reading(weights.path)
+        expect_random_reads(self._file)
         tables = (self._tokens, self._positions, *self._layers)
         self._watched = WatchedFile(
             weights.path, [table.entry for table in tables if table is not None]
@@ -96,7 +97,7 @@ class EmbeddingRows:
     def _read(self, table: _Table, number: int) -> NDArray[np.generic]:
         into = table.row.view(np.uint8).data
         try:
-            count = os.preadv(self._file, [into], table.entry.offset + number * len(into))
+            count = read_into(self._file, into, table.entry.offset + number * len(into))
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
         if count != len(into):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edge.errors import CheckpointError
 from edge.offload import PIECE_BYTES, TensorEntry, piece_digest
+from edge.system.files import open_for_reading, read_at
 
 
 class WatchedFile:
@@ -16,7 +17,7 @@ class WatchedFile:
     def __init__(self, path: Path, tensors: Sequence[TensorEntry]) -> None:
         self._path = path
         self._tensors = tensors
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = open_for_reading(path)
         self._version = self._version_now()
 
     def check(self) -> None:
@@ -31,7 +32,7 @@ class WatchedFile:
         for tensor in self._tensors:
             for number, piece in enumerate(tensor.pieces):
                 offset = tensor.offset + number * PIECE_BYTES
-                if piece_digest(os.pread(self._file, piece.nbytes, offset)) != piece.digest:
+                if piece_digest(read_at(self._file, piece.nbytes, offset)) != piece.digest:
                     raise CheckpointError(
                         f"{self._path} was written to while a model was computed from it: it has "
                         f"other bytes at {offset:,}",

@@ -15,17 +15,18 @@ import logging
 import os
 import signal
 import sys
-import termios
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
-from edge.cli.hangup import HungUp, give_up, has_hung_up
+from edge.cli.hangup import HungUp, give_up
 from edge.cli.usage_errors import as_sentence, remedy_of, unknown_command
 from edge.errors import EdgeError
-from edge.host.huge_pages import restart_with_malloc_settings
+from edge.system.heap import restart_with_malloc_settings
+from edge.system.signals import end_by
+from edge.system.terminal import TerminalError, has_hung_up
 from edge.version import __version__
 
 COMMANDS = {
@@ -125,13 +126,13 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo("\nInterrupted; everything this command started was ended.", err=True)
         sys.exit(130)
     except _Terminated:
-        os.kill(os.getpid(), signal.SIGTERM)  # the parent process sees the signal
+        end_by(signal.SIGTERM)  # the parent process sees the signal
     except EdgeError as error:
         click.echo(f"edge: {error}", err=True)
         if wants_json:
             _tell_json(error.code, str(error), error.remedy)
         sys.exit(1)
-    except (HungUp, termios.error):
+    except (HungUp, TerminalError):
         give_up(sys.stdout, sys.stderr)
         raise HungUp from None
     except BrokenPipeError:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
 from edge.errors import RequestError
+from edge.system.signals import new_event_loop
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class LoopThread:
     """Runs coroutines for callers in other threads until `close`."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._is_closed = False
         self._process = os.getpid()
         # Re-entrant: a finaliser may `post` during another call of the same thread.

@@ -6,9 +6,10 @@ root counts, in both versions of the kernel's interface.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from edge.system.processes import allowed_cores
 
 ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
@@ -55,7 +56,7 @@ def usable_cores(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> int:
     """Whole cores for the threads of this process: those that it may run on, as far as the control
     group leaves their time. More threads would wait for each other."""
     quota = processors(root=root, membership=membership)
-    cores = len(os.sched_getaffinity(0))
+    cores = len(allowed_cores())
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 

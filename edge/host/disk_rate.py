@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import mmap
 import os
 import secrets
 import tempfile
 import time
 from pathlib import Path
 
-from edge.host.huge_pages import HUGE_PAGE_BYTES
+from edge.system.files import forget_pages, open_direct, open_for_reading, read_into
+from edge.system.pages import HUGE_PAGE_BYTES, address_of, advise, private_memory
 
 TEMPORARY = "measuring-"
 """The prefix of temporary folders, which are removed after the measurement."""
 
 _PIECE_BYTES = 4 << 20
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _LEAST_BYTES = 16 << 20
 _MOST_BYTES = 128 << 20
 _SPAN_S = 0.25
@@ -47,29 +45,23 @@ def disk_read_bytes_per_s(folder: Path, shards: Path) -> float | None:
 
 
 def _read_rate(path: Path) -> float:
-    """Raises OSError."""
+    """Bytes a second. Raises OSError."""
+    descriptor = open_direct(path)
+    if descriptor is None:
+        descriptor = open_for_reading(path)
     try:
-        return _timed(path, os.O_DIRECT)
-    except OSError:  # in-memory and encrypting file systems have no direct reads
-        return _timed(path, 0)
-
-
-def _timed(path: Path, flags: int) -> float:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        forget_pages(descriptor)
         # At a random place: earlier reads may be in the disk's own cache.
         spare_bytes = max(0, os.fstat(descriptor).st_size - _MOST_BYTES)
         first = secrets.randbelow(spare_bytes // _PIECE_BYTES + 1) * _PIECE_BYTES
-        with mmap.mmap(-1, _PIECE_BYTES + HUGE_PAGE_BYTES, flags=_PRIVATE) as memory:
+        with private_memory(_PIECE_BYTES + HUGE_PAGE_BYTES) as memory:
             # Large reads, like those of weights: with 4 KiB a fast disk has a third of its rate.
-            with contextlib.suppress(OSError):
-                memory.madvise(mmap.MADV_HUGEPAGE)
+            advise(memory, "huge")
             with memoryview(memory) as whole, _aligned(whole) as buffer:
                 buffer[:] = bytes(len(buffer))  # touch its pages before the clock runs
                 done, start_s = 0, time.perf_counter()
                 while done < _MOST_BYTES and time.perf_counter() - start_s < _SPAN_S:
-                    count = os.preadv(descriptor, [buffer], first + done)
+                    count = read_into(descriptor, buffer, first + done)
                     done += count
                     if count < _PIECE_BYTES:
                         break
@@ -81,5 +73,5 @@ def _timed(path: Path, flags: int) -> float:
 
 
 def _aligned(memory: memoryview) -> memoryview:
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
+    start = -address_of(memory) % HUGE_PAGE_BYTES
     return memory[start : start + _PIECE_BYTES]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 from pathlib import Path
 
 import psutil
@@ -11,6 +10,7 @@ import psutil
 from edge.errors import RequestError, shown
 from edge.host.cgroup import memory_left_bytes
 from edge.host.home import expanded
+from edge.system.processes import peak_memory_bytes, shared_memory_bytes
 
 _UNITS = {
     "": 1, "b": 1,
@@ -88,10 +88,9 @@ def machine_memory_bytes() -> int:
 def process_memory() -> dict[str, int]:
     """The memory of this process: `resident_bytes`, `anonymous_bytes` (not backed by files), and
     `peak_bytes`, the maximum of resident ones."""
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     now = psutil.Process().memory_info()
     return {
         "resident_bytes": now.rss,
-        "anonymous_bytes": now.rss - now.shared,
-        "peak_bytes": peak_kib << 10,
+        "anonymous_bytes": now.rss - shared_memory_bytes(now),
+        "peak_bytes": peak_memory_bytes(),
     }

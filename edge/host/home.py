@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge.errors import RequestError
+from edge.system.processes import user_number
 
 
 def own_folder(variable: str, usual: Callable[[], str]) -> Path:
@@ -29,7 +30,7 @@ def under_home(usual: Callable[[], str | Path], *, or_set: str = "") -> Path:
         folder = Path()
     if not folder.is_absolute():  # as some versions of platformdirs leave it
         raise RequestError(
-            f"the user with id {os.getuid()} has no home folder on this system",
+            f"the user with id {user_number()} has no home folder on this system",
             remedy=f"set HOME{or_set}",
         )
     return folder
@@ -60,6 +61,6 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError) as error:  # as Python 3.12 says it, or 3.13
         raise RequestError(
-            f"the user with id {os.getuid()} has no name on this system",
+            f"the user with id {user_number()} has no name on this system",
             remedy="set USER, or give the user a line in /etc/passwd",
         ) from error

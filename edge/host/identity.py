@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import platform
 import socket
 import uuid
@@ -15,12 +14,10 @@ from pathlib import Path
 import psutil
 
 from edge.host.cgroup import processors
+from edge.system.processes import allowed_cores
+from edge.system.processor import processor_names
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_CPU_INFO = Path("/proc/cpuinfo")
-
-_CPU_FIELDS = ("model name", "CPU implementer", "CPU part", "Model", "Hardware", "cpu model")
-"""The fields' names in the kernels of different processors."""
 
 
 _COMPUTING = {"ort": ("onnxruntime",), "triton": ("torch", "triton")}
@@ -48,9 +45,9 @@ def device_identity(*, backend: str, accelerator: str, threads: int, sample_byte
     which is smaller with little memory.
     """
     facts = {
-        "processor": _processor(),
+        "processor": list(processor_names()),
         "machine": platform.machine(),
-        "affinity": sorted(os.sched_getaffinity(0)),
+        "affinity": allowed_cores(),
         "quota": processors(),
         "memory": psutil.virtual_memory().total,
         "battery": on_battery(),
@@ -70,16 +67,6 @@ def on_battery() -> bool:
     except (OSError, AttributeError):  # a container without /sys, or a system without the call
         return False
     return battery is not None and battery.power_plugged is False
-
-
-@functools.cache
-def _processor() -> list[str]:
-    """The distinct lines that name processors: a phone's chip has several kinds."""
-    try:
-        lines = _CPU_INFO.read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    return sorted({line for line in lines if line.split(":")[0].strip() in _CPU_FIELDS})
 
 
 @functools.cache

@@ -31,7 +31,6 @@ from cryptography.hazmat.primitives.serialization import (
 from spake2 import SPAKE2_A, SPAKE2_B
 
 from edge.errors import EdgeError, RequestError
-from edge.host.since_boot import since_boot_s
 from edge.membership.authority import Authority
 from edge.membership.identity import Identity, PublicKey, fingerprint, is_id, key_id
 from edge.membership.membership import (
@@ -43,6 +42,7 @@ from edge.membership.membership import (
 )
 from edge.membership.pairing_words import WORDS
 from edge.membership.roles import ROLES
+from edge.system.since_boot import since_boot_s
 from edge.transport import Channel, Frame, ProtocolError
 from edge.transport.frame import FrameLimits
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import fcntl
 import json
 import os
 import secrets
-import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -43,6 +41,8 @@ from edge.membership.membership import (
     read_past,
     told_past,
 )
+from edge.system.files import is_own, others_may, read_at, write_at
+from edge.system.locks import lock, lock_now
 
 CONFIG_VARIABLE = "EDGE_CONFIG"
 TOKEN_VARIABLE = "EDGE_CLUSTER_TOKEN_FILE"  # noqa: S105  a name
@@ -155,14 +155,16 @@ class MembershipStore:
         with contextlib.ExitStack() as stack:
             self.identity()  # creates the folder
             for number in range(MOST_PEERS):
-                lock = os.open(self.folder / f"peer-{number}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+                descriptor = _lock_file(self.folder / f"peer-{number}.lock")
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    is_free = lock_now(descriptor)
                 except OSError:
-                    os.close(lock)
+                    is_free = False
+                if not is_free:
+                    os.close(descriptor)
                     continue
-                stack.callback(os.close, lock)
-                yield number, _next_epoch(lock)
+                stack.callback(os.close, descriptor)
+                yield number, _next_epoch(descriptor)
                 return
         raise RequestError(
             f"{MOST_PEERS} peers run on this device already", remedy="end one of them"
@@ -172,26 +174,23 @@ class MembershipStore:
     def telling(self) -> Iterator[None]:
         """Hold the lock that says: a daemon of this device tells members of expulsions."""
         self.identity()  # creates the folder
-        lock = os.open(self.folder / _TELLING, os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = _lock_file(self.folder / _TELLING)
         try:
-            fcntl.flock(lock, fcntl.LOCK_SH)
+            lock(descriptor, is_shared=True, waits=True)
             yield
         finally:
-            os.close(lock)
+            os.close(descriptor)
 
     def is_telling(self) -> bool:
         """Whether a daemon holds that lock."""
         try:
-            lock = os.open(self.folder / _TELLING, os.O_RDWR)
+            descriptor = os.open(self.folder / _TELLING, os.O_RDWR)
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not lock_now(descriptor)
         finally:
-            os.close(lock)
-        return False
+            os.close(descriptor)
 
     def _identity(self) -> Identity:
         path = self.folder / _IDENTITY
@@ -241,12 +240,12 @@ class MembershipStore:
         """A lock between processes, so that none reads a partial change."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = _lock_file(self.folder / "lock")
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                lock(descriptor, waits=True)
                 yield
             finally:
-                os.close(lock)
+                os.close(descriptor)
         except OSError as error:
             raise _unusable(self.folder, error) from error
 
@@ -371,12 +370,16 @@ def _version(found: os.stat_result) -> _Version:
     return found.st_mtime_ns, found.st_ino, found.st_size
 
 
+def _lock_file(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+
 def _private(path: Path, most_bytes: int = _MOST_FILE_BYTES) -> bytes:
     """The content of a small file that only its owner can access."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o077:
+            if not is_own(found, or_root=True) or others_may(found, 0o077):
                 raise RequestError(
                     f"{path} can be read or changed by others",
                     remedy="make it yours alone: chmod 600",
@@ -416,8 +419,8 @@ def _next_epoch(file: int) -> int:
     The time helps if the file is restored from a backup, the file if the clock is set back. If both
     happen, or in a copied folder, two starts differ by chance only.
     """
-    before = os.pread(file, _EPOCH_DIGITS, 0).strip()
+    before = read_at(file, _EPOCH_DIGITS, 0).strip()
     last = int(before) if before.isdigit() and int(before) < _MOST_EPOCH else 0
     epoch = max(last + 1 + secrets.randbelow(1 << 16), time.time_ns() // 1000)
-    os.pwrite(file, b"%0*d" % (_EPOCH_DIGITS, epoch), 0)
+    write_at(file, b"%0*d" % (_EPOCH_DIGITS, epoch), 0)
     return epoch

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from typing import Any
 
 from edge.errors import RequestError
 from edge.membership.roles import ROLES
+from edge.system.private_text import as_private_file
 from edge.transport import Credentials, Member, Past, RefusedError
 
 _UNIT = "organizationalUnitName"
@@ -112,11 +112,9 @@ class TlsCredentials:
         context.load_verify_locations(cadata=self.cluster)
         if protocol == ssl.PROTOCOL_TLS_SERVER:
             context.num_tickets = 0  # send nothing after the handshake that was not asked for
-        # The standard library loads keys from files only; this file is in memory.
-        with os.fdopen(os.memfd_create("edge keys"), "wb") as file:
-            file.write((self.certificate + self.key).encode())
-            file.flush()
-            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+        # The standard library loads keys from files only.
+        with as_private_file((self.certificate + self.key).encode()) as path:
+            context.load_cert_chain(path)
         return context
 
 

@@ -12,6 +12,7 @@ from edge.errors import RequestError, printable
 from edge.host.cache_paths import cache_remedy
 from edge.offload import FolderCache, KeptFolder, StoreError
 from edge.protocol.kept_files import MOST_FILES, KeptFiles
+from edge.system.files import disk_bytes
 from edge.weights.hub_cache import UNFINISHED, repository_of
 from edge.weights.writer_lock import is_written
 
@@ -118,7 +119,7 @@ def unfinished_downloads(hub_cache: Path) -> Iterator[KeptFiles]:
                 kind=_DOWNLOADS,
                 name=f"{_DOWNLOADS}/{printable(str(path.relative_to(hub_cache)), 500)}",
                 model=printable(model, 500) if model else None,
-                bytes=status.st_blocks * 512,
+                bytes=disk_bytes(status),
                 unused_s=max(0.0, now_s - status.st_mtime),
                 in_use=is_written(path.parent),
             )
@@ -156,7 +157,7 @@ def _of_files(root: Path, kind: str, now_s: float) -> Iterator[KeptFiles]:
     for path in (root / kind).rglob("*"):
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
-            nbytes += status.st_blocks * 512
+            nbytes += disk_bytes(status)
             newest_s = max(newest_s, status.st_mtime)
     if nbytes:
         yield KeptFiles(

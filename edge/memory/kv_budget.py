@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -20,6 +19,7 @@ from edge.offload import (
     StoreError,
 )
 from edge.protocol.assignment import Assignment
+from edge.system.locks import lock
 from edge.weights.layout import ShardLayout
 
 
@@ -169,21 +169,21 @@ def _locked(folder: Path) -> FileIO:
     """The folder's lock, held while the file is open, so that two daemons do not share its room."""
     try:
         DiskKVTier(folder, 0).close()
-        lock = (folder / ".lock").open("ab", buffering=0)
+        held = (folder / ".lock").open("ab", buffering=0)
     except (OSError, StoreError) as error:
         raise RequestError(str(error)) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(held.fileno())
     except BlockingIOError:
-        lock.close()
+        held.close()
         raise RequestError(
             f"another peer keeps keys and values in {folder}",
             remedy="give each peer its own folder",
         ) from None
     except OSError as error:
-        lock.close()
+        held.close()
         raise RequestError(
             f"{folder} cannot be locked: {error.strerror}",
             remedy="choose one on a disk of this machine",
         ) from error
-    return lock
+    return held

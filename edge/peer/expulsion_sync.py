@@ -16,9 +16,9 @@ from typing import Any
 
 from edge import transport
 from edge.errors import RequestError
-from edge.host.since_boot import since_boot_s
 from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, is_announced_as, is_any
 from edge.protocol.expulsion import LOOK_EVERY_S
+from edge.system.since_boot import since_boot_s
 from edge.transport import Credentials, Discovery, Member, PeerFound, PeerGone, PeerRecord
 
 FIRST_LOOK_S = 2.0

@@ -16,7 +16,6 @@ from edge.backends.interface import ShardWeights
 from edge.concurrency.blocking import StopFlag, run_blocking
 from edge.errors import CapacityError
 from edge.host.disk_rate import disk_read_bytes_per_s
-from edge.host.huge_pages import release_freed_memory
 from edge.host.memory_rate import memory_read_bytes_per_s, most_read_bytes
 from edge.memory.ledger import MEASURING, Use
 from edge.memory.model_sizes import model_facts
@@ -41,6 +40,7 @@ from edge.protocol.measurements import (
     Profile,
     ReadRate,
 )
+from edge.system.heap import release_freed_memory
 from edge.transport import Link, Member
 
 _DIAL_TIMEOUT_S = 2.0

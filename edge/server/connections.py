@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from edge.host.descriptors import WANTED_DESCRIPTORS, allow_descriptors
 from edge.server.guard import dialect_of, refuse
 from edge.server.refusals import Refusal
+from edge.system.descriptors import WANTED_DESCRIPTORS, allow_descriptors
 
 MOST_HEAD_S = 20.0
 """Seconds until the end of a request's head, from the connection's begin or the first byte of a

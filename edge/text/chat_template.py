@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import selectors
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
+from edge.system.confinement import TimeLimit
+from edge.system.processes import own_session
 from edge.text.template_turns import template_turns
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -31,7 +31,7 @@ _MAX_TEXT_BYTES = 32 << 20
 """Most bytes of the messages, and of the prompt."""
 _MAX_SOURCE_CHARACTERS = 1 << 20  # the longest published one has 20,000
 _LENGTH_BYTES = 8
-_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "TZ")
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
 
 class ChatTemplate:
@@ -151,6 +151,8 @@ class _TemplateProcess:
             for name, value in os.environ.items()
             if name in _ENVIRONMENT or name.startswith("PYTHON")
         }
+        searched = (str(_PROGRAM.parents[2]), kept.get("PYTHONPATH", ""))
+        kept["PYTHONPATH"] = os.pathsep.join(filter(None, searched))
         limits = map(str, (_CPU_S, _MEMORY_BYTES, _MAX_TEXT_BYTES))
         self._running = subprocess.Popen(
             [sys.executable, "-P", str(_PROGRAM), *limits],
@@ -160,7 +162,7 @@ class _TemplateProcess:
             bufsize=0,
             cwd="/",
             env=kept,
-            start_new_session=True,  # Ctrl-C is not for it
+            **own_session(),
         )
         self._stop = weakref.finalize(self, _stop, self._running)
 
@@ -172,26 +174,37 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
     assert requests is not None, "a pipe"
     assert replies is not None, "a pipe"
     rest = memoryview(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
-    while rest:
-        rest = rest[requests.write(rest) :]
-    with selectors.DefaultSelector() as selector:
-        selector.register(replies, selectors.EVENT_READ)
+    is_late = threading.Event()
 
-        def read(count: int) -> bytes:
-            content = bytearray()
-            while len(content) < count:
-                if not selector.select(_WALL_S):
-                    raise ValueError(f"it did not answer within {_WALL_S:.0f} s")
-                part = os.read(replies.fileno(), min(count - len(content), 1 << 20))
-                if not part:
-                    raise EOFError
-                content += part
-            return bytes(content)
+    def end_it() -> None:
+        is_late.set()
+        process.kill()
 
+    def read(count: int) -> bytes:
+        content = bytearray()
+        while len(content) < count:
+            part = os.read(replies.fileno(), min(count - len(content), 1 << 20))
+            if not part:
+                raise EOFError
+            content += part
+        return bytes(content)
+
+    limit = threading.Timer(_WALL_S, end_it)  # not every system can wait for pipes with a limit
+    limit.daemon = True
+    limit.start()
+    try:
+        while rest:
+            rest = rest[requests.write(rest) :]
         length = int.from_bytes(read(_LENGTH_BYTES), "little")
         if length > _MAX_TEXT_BYTES + 100:
             raise ValueError(f"it wrote {length:,} bytes")
         return read(length)
+    except (EOFError, OSError):
+        if is_late.is_set():
+            raise ValueError(f"it did not answer within {_WALL_S:.0f} s") from None
+        raise
+    finally:
+        limit.cancel()
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -200,7 +213,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _cause(process: subprocess.Popen[bytes], error: Exception) -> str:
-    if process.returncode == -signal.SIGPROF:
+    if TimeLimit.ended(process.returncode):
         return f"it takes more than {_CPU_S} s"
     return str(error) if isinstance(error, ValueError) else ""
 

@@ -7,7 +7,6 @@ file for each layer, which appears when it is complete. Knows names of matrices,
 import contextlib
 import hashlib
 import math
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -23,6 +22,7 @@ from edge.offload import (
     StoreError,
     WeightStore,
 )
+from edge.system.processes import allowed_cores
 from edge.weights.quantized_store import (
     QuantizedFormat,
     QuantizedStore,
@@ -110,7 +110,7 @@ def _quantize_missing(
     groups: dict[str, dict[str, tuple[int, int]]] = {}
     for name, shape in missing.items():
         groups.setdefault(_group(name), {})[name] = shape
-    threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(_MAX_THREADS, len(allowed_cores()))
     with ThreadPoolExecutor(threads) as pool:  # numpy and the disk release the interpreter's lock
         for group, members in groups.items():
             path = folder / _file_name(group, members)

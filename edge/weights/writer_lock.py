@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import logging
 import time
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edge.offload import disk_errors_as_store_errors
+from edge.system.locks import lock_now
 
 WRITER_LOCK = ".writer"
 _LOCK_RETRY_S = 0.1
@@ -30,7 +30,7 @@ def only_writer(folder: Path, while_waiting: Callable[[], object]) -> Iterator[N
         with disk_errors_as_store_errors(folder):
             lock = held.enter_context((folder / WRITER_LOCK).open("ab", buffering=0))
         for tries in itertools.count(1):
-            if _lock_now(lock.fileno()):
+            if lock_now(lock.fileno()):
                 break
             if tries == _TOLD_AFTER_TRIES:
                 _log.warning("waiting for another process that writes into %s", folder)
@@ -46,14 +46,6 @@ def is_written(folder: Path) -> bool:
     """Whether a process writes into `folder` now."""
     try:
         with (folder / WRITER_LOCK).open("rb", buffering=0) as lock:
-            return not _lock_now(lock.fileno())
+            return not lock_now(lock.fileno())
     except FileNotFoundError:
         return False
-
-
-def _lock_now(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

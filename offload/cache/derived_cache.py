@@ -29,8 +29,9 @@ from edge.offload.cache.verified_shard import (
 )
 from edge.offload.errors import StoreCorruptError
 from edge.offload.files.closing import Closing
-from edge.offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
+from edge.offload.files.durable import disk_errors_as_store_errors, write_all
 from edge.offload.files.manifest import Manifest, ManifestBuilder
+from edge.system.files import sync_folder
 
 _SCRATCH = ".scratch-"
 _DRAFT = ".partial"

@@ -6,7 +6,6 @@ use; only folders without a holder are evicted. Knows nothing about the folders'
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import uuid
@@ -18,6 +17,8 @@ from edge.offload.errors import StoreFullError
 from edge.offload.files.closing import Closing
 from edge.offload.files.durable import disk_errors_as_store_errors
 from edge.offload.files.last_use import mark_used
+from edge.system.files import disk_bytes
+from edge.system.locks import lock, lock_now
 
 _LOCK = ".lock"
 _TRASH = ".trash-"
@@ -37,7 +38,7 @@ class FolderUse(Closing):
         self.folder = folder
         self._lock = (folder / _LOCK).open("ab", buffering=0)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(self._lock.fileno(), is_shared=True)
             mark_used(self._lock.fileno())
         except BaseException:
             self._lock.close()
@@ -97,8 +98,8 @@ class FolderCache:
         """
         with disk_errors_as_store_errors(self.root):
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with (self.root / _LOCK).open("ab", buffering=0) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with (self.root / _LOCK).open("ab", buffering=0) as file:
+                lock(file.fileno(), waits=True)
                 yield
 
     def folders(self) -> list[str]:
@@ -241,13 +242,10 @@ class FolderCache:
     def is_used(self, name: str) -> bool:
         """Whether the folder is in use. Called under the root's lock."""
         try:
-            with (self.root / name / _LOCK).open("ab", buffering=0) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            with (self.root / name / _LOCK).open("ab", buffering=0) as file:
+                return not lock_now(file.fileno())
         except FileNotFoundError:
             return False
-        return False
 
     def kept(self) -> list[KeptFolder]:
         """All folders, the least recently used first."""
@@ -301,7 +299,7 @@ def _allocated_bytes(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
-            total += path.lstat().st_blocks * 512
+            total += disk_bytes(path.lstat())
     return total
 
 

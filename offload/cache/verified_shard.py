@@ -23,8 +23,9 @@ from pathlib import Path
 from edge.offload.cache.folder_cache import FolderCache, FolderUse, note_model
 from edge.offload.errors import StoreCorruptError, StoreError, StoreFullError
 from edge.offload.files.closing import Closing
-from edge.offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
+from edge.offload.files.durable import disk_errors_as_store_errors, write_all
 from edge.offload.files.manifest import PIECE_BYTES, Manifest, piece_digest
+from edge.system.files import disk_bytes, is_own, others_may, read_at, sync_folder
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights"
@@ -201,7 +202,7 @@ class ShardWriter(Closing):
         with shard.path.open("rb", buffering=0) as file:
             for offset, piece in shard.manifest.placements():
                 if piece.digest in missing:
-                    content = os.pread(file.fileno(), piece.nbytes, offset)
+                    content = read_at(file.fileno(), piece.nbytes, offset)
                     with contextlib.suppress(StoreCorruptError):
                         self.put(piece.digest, content, keep=keep)
                         missing.discard(piece.digest)
@@ -209,7 +210,7 @@ class ShardWriter(Closing):
     def _read_journal(self) -> None:
         """Count newly journalled pieces whose bytes have their digest."""
         end = os.fstat(self._journal.fileno()).st_size
-        text = os.pread(self._journal.fileno(), end - self._journal_end, self._journal_end)
+        text = read_at(self._journal.fileno(), end - self._journal_end, self._journal_end)
         complete = text.rfind(b"\n") + 1
         self._journal_end += complete
         for line in text[:complete].splitlines():
@@ -221,7 +222,7 @@ class ShardWriter(Closing):
     def _is_written(self, digest: str) -> bool:
         size = self._sizes.get(digest, 0)
         return digest in self._offsets and all(
-            piece_digest(os.pread(self._data.fileno(), size, offset)) == digest
+            piece_digest(read_at(self._data.fileno(), size, offset)) == digest
             for offset in self._offsets[digest]
         )
 
@@ -234,7 +235,7 @@ def folder_bytes(manifest: Manifest) -> int:
 def allocated_bytes(path: Path) -> int:
     """Bytes of a file on disk, without holes; 0 if it is missing."""
     try:
-        return path.stat().st_blocks * 512
+        return disk_bytes(path.stat())
     except FileNotFoundError:
         return 0
 
@@ -244,7 +245,7 @@ def is_intact(shard: CachedShard) -> bool:
     try:
         with shard.path.open("rb", buffering=0) as file:
             return all(
-                piece_digest(os.pread(file.fileno(), piece.nbytes, offset)) == piece.digest
+                piece_digest(read_at(file.fileno(), piece.nbytes, offset)) == piece.digest
                 for offset, piece in shard.manifest.placements()
             )
     except OSError:
@@ -272,7 +273,7 @@ def is_marked_intact(folder: Path) -> bool:
 def _may_be_written_by_others(root: Path) -> bool:
     """Whether users other than this one and root may write to the folder."""
     status = root.stat()
-    return status.st_uid not in (os.geteuid(), 0) or bool(status.st_mode & 0o022)
+    return not is_own(status, or_root=True) or others_may(status, 0o022)
 
 
 def _state(path: Path) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from edge.system.files import open_for_reading
+
 MAX_DEPTH = 64
 """Deepest nesting of lists and objects. Configurations have a few levels."""
 MAX_VALUES = 800_000
@@ -39,7 +41,7 @@ def read_file(path: Path, most_bytes: int) -> bytes:
 
 def open_at_once(path: str, flags: int) -> int:
     """Open without waiting, as `open` would for a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return open_for_reading(path, flags)
 
 
 def parse_json(text: str | bytes, *, most_values: int = MAX_VALUES) -> Any:

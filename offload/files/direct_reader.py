@@ -6,8 +6,6 @@ needed next.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,9 +15,7 @@ from pathlib import Path
 
 from edge.offload.errors import StoreCorruptError, StoreError
 from edge.offload.files.manifest import piece_digest
-
-DIRECT_BYTES = 4096
-"""Offsets, sizes and addresses of direct reads are multiples of this."""
+from edge.system.files import DIRECT_BYTES, forget_pages, open_direct, open_for_reading, read_into
 
 DEFAULT_THREADS = 6
 """Threads that read. One thread saturates an idle machine's disk with pieces of 4 MiB, but beside
@@ -61,20 +57,15 @@ class DirectReader:
         """Raises StoreError if the file cannot be opened."""
         self._path = path
         self._mutex = threading.Lock()
-        self.is_direct = True
-        """Whether reads bypass the page cache; else they are dropped from it afterwards."""
         self.bytes_read = 0
         """Bytes read so far, with padding."""
         try:
+            direct = open_direct(path)
+            self.is_direct = direct is not None
+            """Whether reads bypass the page cache; else they are dropped from it afterwards."""
+            self._file = open_for_reading(path) if direct is None else direct
             try:
-                self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-            except OSError as error:
-                if error.errno != errno.EINVAL:  # file systems in memory have no direct reads
-                    raise
-                self.is_direct = False
-                self._file = os.open(path, os.O_RDONLY)
-            try:
-                self._buffered = os.open(path, os.O_RDONLY)
+                self._buffered = open_for_reading(path)
             except OSError:
                 os.close(self._file)
                 raise
@@ -113,7 +104,7 @@ class DirectReader:
         file = self._file if is_direct else self._buffered
         try:
             while done < read.nbytes:
-                count = os.preadv(file, [read.into[done:]], read.offset + done)
+                count = read_into(file, read.into[done:], read.offset + done)
                 before, done = done, done + count
                 if done < read.nbytes and done % DIRECT_BYTES:
                     done -= done % DIRECT_BYTES  # direct reads continue only at whole blocks
@@ -125,8 +116,7 @@ class DirectReader:
         except OSError as error:
             raise StoreError(f"{self._path} cannot be read: {error.strerror}") from error
         if not is_direct:
-            with contextlib.suppress(OSError):
-                os.posix_fadvise(file, read.offset, size, os.POSIX_FADV_DONTNEED)
+            forget_pages(file, read.offset, size)
         with self._mutex:
             self.bytes_read += size
         if read.digest is not None and piece_digest(read.into[: read.nbytes]) != read.digest:

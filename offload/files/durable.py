@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge.offload.errors import StoreError, StoreFullError
+from edge.system.files import make_private, sync_folder, write_at
 
 
 @contextlib.contextmanager
@@ -30,7 +31,7 @@ def disk_errors_as_store_errors(path: Path) -> Iterator[None]:
 def write_all(descriptor: int, content: memoryview, offset: int) -> None:
     """Write all of `content` at `offset` of the file."""
     while content:
-        count = os.pwrite(descriptor, content, offset)
+        count = write_at(descriptor, content, offset)
         content = content[count:]
         offset += count
 
@@ -46,7 +47,7 @@ def write_durably(path: Path, content: bytes, *, mode: int | None = None) -> Non
         try:
             with draft.open("wb", buffering=0) as file:
                 if mode is not None:
-                    os.fchmod(file.fileno(), mode)
+                    make_private(file.fileno(), mode)
                 write_all(file.fileno(), memoryview(content), 0)
                 os.fsync(file.fileno())
             draft.replace(path)
@@ -61,12 +62,3 @@ def rename_durably(path: Path, target: Path) -> None:
     with disk_errors_as_store_errors(target):
         path.rename(target)
         sync_folder(target.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames within `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ from edge.offload.files.closing import Closing
 from edge.offload.files.gguf_header import MAGIC, GgufTensor, HeaderError, Value, read_header
 from edge.offload.files.gguf_types import READ_TYPES, BlockType
 from edge.offload.files.positioned import EndedError, as_bytes, fill, fill_columns
+from edge.system.files import open_for_reading, read_at
 
 _FLOAT32 = np.dtype(np.float32)
 _CHUNK_WEIGHTS = 1 << 20
@@ -34,7 +35,7 @@ class GgufFile(Closing):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = open_for_reading(path)
         except (OSError, ValueError) as error:
             cause = error.strerror if isinstance(error, OSError) else str(error)
             raise StoreMissingError(
@@ -140,12 +141,12 @@ class GgufFile(Closing):
 def is_gguf(path: Path) -> bool:
     """Whether a file begins like a GGUF file; False if it cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_for_reading(path)
     except OSError:
         return False
     try:
         is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return is_file and os.pread(descriptor, len(MAGIC), 0) == MAGIC
+        return is_file and read_at(descriptor, len(MAGIC), 0) == MAGIC
     finally:
         os.close(descriptor)
 

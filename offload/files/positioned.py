@@ -1,10 +1,11 @@
 """Reads parts of an open file by position, exactly the requested bytes."""
 
-import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edge.system.files import read_into
 
 # Gaps smaller than this are read through, because a separate read takes a disk about 100 µs, in
 # which it could read as many bytes.
@@ -26,7 +27,7 @@ def fill(descriptor: int, target: NDArray[np.uint8], offset: int) -> None:
     """Read exactly len(target) bytes from `offset` on. Raises EndedError."""
     view = target.data
     while view:
-        count = os.preadv(descriptor, [view[:_MAX_CALL_BYTES]], offset)
+        count = read_into(descriptor, view[:_MAX_CALL_BYTES], offset)
         if count == 0:
             raise EndedError(offset)
         view = view[count:]

@@ -23,6 +23,7 @@ from edge.offload.errors import StoreCorruptError, StoreMissingError, StoreUnsup
 from edge.offload.files.bounded_json import collector_paused, open_at_once, parse_json
 from edge.offload.files.closing import Closing
 from edge.offload.files.positioned import EndedError, as_bytes, fill, fill_columns
+from edge.system.files import read_at
 
 # 140,000 tensors (a checkpoint of a trillion weights: 61 layers of 384 experts) need 20 MiB. The
 # format allows 100 MB, which take 15 s and 2.5 GB to read.
@@ -147,7 +148,7 @@ class SafetensorsFile(Closing):
         """The header's bytes, and the offset of the data."""
         if self.size < 8:
             raise _corrupt(self.path, f"it has only {self.size} bytes")
-        length = int.from_bytes(os.pread(self._file.fileno(), 8, 0), "little")
+        length = int.from_bytes(read_at(self._file.fileno(), 8, 0), "little")
         if 8 + length > self.size:
             raise _corrupt(
                 self.path, f"it announces a header of {length:,} bytes but has {self.size:,}"

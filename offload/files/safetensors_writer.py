@@ -10,8 +10,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.offload.files.durable import disk_errors_as_store_errors, sync_folder, write_all
+from edge.offload.files.durable import disk_errors_as_store_errors, write_all
 from edge.offload.files.safetensors_file import DTYPES
+from edge.system.files import allocate, sync_folder
 
 
 class SafetensorsWriter:
@@ -61,7 +62,7 @@ class SafetensorsWriter:
         self._file = self._partial.open("wb", buffering=0)
         try:
             with disk_errors_as_store_errors(self._partial):
-                os.posix_fallocate(self._file.fileno(), 0, self.total_bytes)
+                allocate(self._file.fileno(), 0, self.total_bytes)
                 write_all(self._file.fileno(), memoryview(self._head), 0)
         except BaseException:
             self._abandon()

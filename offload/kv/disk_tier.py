@@ -12,7 +12,6 @@ import contextlib
 import errno
 import itertools
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from edge.offload.errors import StoreCorruptError, StoreError, StoreFullError
 from edge.offload.files.durable import write_all
 from edge.offload.kv.tier import Allowance, KVPlace, KVShape, Room, Rows, check_size, checksum
+from edge.system.files import allocate, forget_pages, nameless_file, read_ahead, read_into
 
 Result = TypeVar("Result")
 
@@ -60,7 +60,7 @@ class DiskKVTier:
         self._places: dict[str, _DiskPlace] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            os.close(_nameless_file(folder))
+            os.close(nameless_file(folder))
         except OSError as error:
             raise StoreError(
                 f"keys and values cannot be kept in {folder}: {error.strerror}; choose another "
@@ -117,7 +117,7 @@ class _DiskPlace:
         self._begins = list(itertools.accumulate(sizes, initial=0))
         self._tokens = [0] * shape.num_layers
         self._key = AES256(os.urandom(_KEY_BYTES))
-        self._file = _nameless_file(folder)
+        self._file = nameless_file(folder)
 
     def tokens(self, layer: int) -> int:
         return self._tokens[layer]
@@ -139,10 +139,8 @@ class _DiskPlace:
 
     def read(self, layer: int, keys: Rows, values: Rows) -> None:
         check_size(self._tokens[layer], keys, values)
-        with contextlib.suppress(OSError):  # read ahead, so that the disk is busy while we copy
-            for number, rows in enumerate((*keys, *values)):
-                offset = self._offset(layer, number)
-                os.posix_fadvise(self._file, offset, rows.nbytes, os.POSIX_FADV_WILLNEED)
+        for number, rows in enumerate((*keys, *values)):  # the disk is busy while we copy
+            read_ahead(self._file, self._offset(layer, number), rows.nbytes)
         for number, rows in enumerate((*keys, *values)):
             # A view, because the rows of one head follow each other in the pool.
             content = rows.reshape(-1).view(np.uint8).data
@@ -174,7 +172,7 @@ class _DiskPlace:
                     size = self._shape.layers[layer].row_bytes
                     for number in range(len(self._sums[layer])):
                         offset = self._offset(layer, number) + known * size
-                        os.posix_fallocate(self._file, offset, (tokens - known) * size)
+                        allocate(self._file, offset, (tokens - known) * size)
 
     def _write(self, layer: int, keys: Rows, values: Rows) -> list[int]:
         """Append tokens. Returns their checksums."""
@@ -203,13 +201,12 @@ class _DiskPlace:
                 part = content[begin : begin + _PART_BYTES]
                 self._read_at(offset + begin, room[: part.nbytes])
                 cipher.update_into(room[: part.nbytes], part)
-            with contextlib.suppress(OSError):  # the page cache need not hold the bytes
-                os.posix_fadvise(self._file, offset, content.nbytes, os.POSIX_FADV_DONTNEED)
+            forget_pages(self._file, offset, content.nbytes)
 
     def _read_at(self, offset: int, into: memoryview) -> None:
         done = 0
         while done < len(into):
-            count = os.preadv(self._file, [into[done:]], offset + done)
+            count = read_into(self._file, into[done:], offset + done)
             if not count:
                 raise StoreCorruptError(f"a file of keys and values in {self._folder} is truncated")
             done += count
@@ -224,17 +221,6 @@ class _DiskPlace:
 
 def _room(content: memoryview) -> memoryview:
     return memoryview(bytearray(min(content.nbytes, _PART_BYTES)))
-
-
-def _nameless_file(folder: Path) -> int:
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
-    except OSError as error:
-        if error.errno not in {errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL}:
-            raise
-    descriptor, name = tempfile.mkstemp(prefix=".kv-", dir=folder)
-    Path(name).unlink()
-    return descriptor
 
 
 @contextlib.contextmanager

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.offload.kv.eviction_order import EvictionOrder
+from edge.system.pages import private_memory
 
 MOST_BLOCKS = 2048
 """Most blocks. Each is a separate mapping, of which a process may have 65,530."""
 
 _ALIGNED_BYTES = 64
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 Arrays = Sequence[NDArray[Any]]
 
@@ -115,7 +115,7 @@ class PrefixMemory:
             while len(self._blocks) >= self._most_blocks:
                 self._evict(self._order.first())
             try:
-                copies = tuple(_copies(arrays, mmap.mmap(-1, size, flags=_PRIVATE)))
+                copies = tuple(_copies(arrays, private_memory(size)))
             except OSError:  # the system has less memory than the limit
                 return False
             self._blocks[key] = _Block(arrays=copies, num_bytes=size, owner=owner)

@@ -33,6 +33,7 @@ from edge.offload.errors import StoreError
 from edge.offload.files.last_use import mark_used
 from edge.offload.files.manifest import is_digest
 from edge.offload.kv.eviction_order import EvictionOrder
+from edge.system.files import forget_pages
 
 _MAGIC = b"edge-kv2"
 _SALT_BYTES = 32
@@ -209,7 +210,7 @@ class PrefixStore:
                 if file.readinto(sealed) != sealed.nbytes:
                     return False
                 cipher.decrypt_into(nonce, sealed, key.encode(), plain)
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            forget_pages(file.fileno())
         return True
 
     def _path(self, key: str) -> Path:

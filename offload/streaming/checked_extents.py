@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge.offload.errors import StoreError
-from edge.offload.files.direct_reader import DIRECT_BYTES, Read
+from edge.offload.files.direct_reader import Read
+from edge.system.files import DIRECT_BYTES
 
 
 class BegunReads(Protocol):

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 import edge
 
 REPOSITORY = Path(__file__).parents[2]

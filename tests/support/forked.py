@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from edge.cli.main import COMMANDS
-from edge.host.huge_pages import with_malloc_settings
+from edge.system.heap import with_malloc_settings
 from tests.support import passing_time, quick_interpreter
 
 ROOT = Path(__file__).parents[2]

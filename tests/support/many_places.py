@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from edge.host.huge_pages import restart_with_malloc_settings
 from edge.memory.model_sizes import model_facts
 from edge.models.experts import Experts
 from edge.models.families import llama_tensor_name
 from edge.models.spec import LayerSpec
 from edge.offload import MemoryStore
 from edge.partition import Plan, Stage, whole_shard
+from edge.system.heap import restart_with_malloc_settings
 from edge.weights.float_matrices import FloatSource
 from tests.support.specs import plain_layer, spec_of
 from tests.support.streamed_experts import FORMAT, logits, made_up_weights

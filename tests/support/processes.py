@@ -24,9 +24,9 @@ import pytest
 
 from edge.api.cluster import Cluster
 from edge.cli.main import main
-from edge.host.huge_pages import with_malloc_settings
 from edge.membership.current import CurrentMembership
 from edge.protocol.peer_info import PeerInfo, describe_peer
+from edge.system.heap import with_malloc_settings
 from edge.transport import Credentials
 
 EDGE = (sys.executable, "-m", "edge")

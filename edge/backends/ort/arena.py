@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.ort.runtime import ort
-from edge.host.huge_pages import release_freed_memory
 from edge.kernels.onnx_graph import OnnxGraph
+from edge.system.heap import release_freed_memory
 
 _FEW_ROWS = 8
 """Rows below which the blocks of all step sizes together are small."""

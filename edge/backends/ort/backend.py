@@ -24,19 +24,19 @@ from edge.backends.shard_arrays import ShardArrays
 from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
-from edge.host.huge_pages import (
+from edge.kernels.onnx_graph import ExternalTensor
+from edge.memory.step_memory import load_bytes
+from edge.models.spec import ModelSpec
+from edge.offload import KVTier, numpy_dtype
+from edge.protocol.step import StepLimits
+from edge.system.heap import (
     ask_for_huge_pages,
     keep_allocations_together,
     leave_holes,
     release_freed_memory,
     use_huge_pages,
 )
-from edge.host.mapped_file import let_go_of, mappings_of
-from edge.kernels.onnx_graph import ExternalTensor
-from edge.memory.step_memory import load_bytes
-from edge.models.spec import ModelSpec
-from edge.offload import KVTier, numpy_dtype
-from edge.protocol.step import StepLimits
+from edge.system.pages import let_go_of, mappings_of
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +17,7 @@ from edge.memory.step_memory import most_results, most_rows
 from edge.models.experts import Experts
 from edge.models.spec import ModelSpec
 from edge.protocol.step import StepLimits
+from edge.system.pages import advise, private_memory
 from edge.weights.layout import ShardLayout
 
 _HALVES = 2
@@ -43,16 +43,14 @@ class _ExpertRows:
         }
         self._weights = np.zeros(uses, np.float32)
         self._gate = np.zeros(most if found else 0, np.float32)
-        # Private pages, because madvise does not free shared ones.
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._pages = mmap.mmap(-1, max(1, results * hidden_size * 4), flags=flags)
+        self._pages = private_memory(max(1, results * hidden_size * 4))
         self._results = np.frombuffer(self._pages, np.float32, results * hidden_size)
         self._rows = 0
 
     def before_step(self, rows: int) -> None:
         """Free the pages of results if a step of `rows` rows is smaller than the last one."""
         if rows < self._rows:
-            self._pages.madvise(mmap.MADV_DONTNEED)
+            advise(self._pages, "drop")
         self._rows = rows
 
     def arrays(self, part: Experts, shape: StepShape) -> dict[str, NDArray[Any]]:

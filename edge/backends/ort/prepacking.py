@@ -26,11 +26,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edge.backends.ort.page_pool import own_memory
 from edge.backends.ort.runtime import ort
 from edge.errors import RequestError
-from edge.host.mapped_file import Mapping, let_go_of, mappings_of
 from edge.offload import StoreFullError, disk_errors_as_store_errors
+from edge.system.pages import FileMapping, let_go_of, mappings_of, memory_over
+from edge.system.processor import instructions
 
 PART_ALIGNMENT = 2 << 20
 """Alignment of blobs in a template's file, so that their memory can be huge pages."""
@@ -74,14 +74,7 @@ class Template:
 
 def packing_key() -> str:
     """A key that changes whenever kernels may pack in another way."""
-    flags = ""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = line.partition(":")[2].strip()
-                break
-    except OSError:
-        flags = platform.processor()
+    flags = " ".join(instructions()) or platform.processor()
     return f"{_LAYOUT_VERSION} onnxruntime {ort.__version__} {platform.machine()} {flags}"
 
 
@@ -234,7 +227,7 @@ def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions])
     return LooseSession(session, parts, tuple(blob.weight for blob in template.blobs))
 
 
-def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:
+def _own_memory(blob: Blob, mappings: Sequence[FileMapping]) -> memoryview:
     found = [
         start + blob.offset - offset
         for start, end, offset in mappings
@@ -246,4 +239,7 @@ def _own_memory(blob: Blob, mappings: Sequence[Mapping]) -> memoryview:
             "cannot be streamed",
             remedy=_REMEDY,
         )
-    return own_memory(found[0], blob.nbytes)
+    memory = memory_over(found[0], blob.nbytes)
+    if memory is None:
+        raise RequestError("the system refuses to map memory for streamed weights", remedy=_REMEDY)
+    return memory

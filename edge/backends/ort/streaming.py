@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights, WeightReads
 from edge.backends.ort.expert_places import ExpertPlace
-from edge.backends.ort.page_pool import PageSupply, want_huge_pages
 from edge.backends.ort.prepacking import (
     LooseSession,
     Template,
@@ -30,7 +29,6 @@ from edge.backends.ort.prepacking import (
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment, Streamed, StreamedExperts
 from edge.errors import CheckpointError, RequestError
-from edge.host.huge_pages import leave_holes, release_freed_memory
 from edge.offload import (
     PIECE_BYTES,
     CachedShard,
@@ -49,6 +47,8 @@ from edge.partition.plan.expert_tiers import (
     expert_bytes,
     expert_tiers,
 )
+from edge.system.heap import leave_holes, release_freed_memory
+from edge.system.page_supply import PageSupply, want_huge_pages
 
 Options = Callable[[], ort.SessionOptions]
 

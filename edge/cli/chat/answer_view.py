@@ -16,8 +16,9 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from edge.cli.hangup import HungUp, has_hung_up
+from edge.cli.hangup import HungUp
 from edge.errors import without_controls
+from edge.system.terminal import has_hung_up
 from edge.text.answer_parts import AnswerPart, Said, Thought
 
 Thoughts = Literal["fold", "show", "hide"]

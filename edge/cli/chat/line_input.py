@@ -7,15 +7,16 @@ import contextlib
 import os
 import signal
 import sys
-import termios
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from edge.cli.chat.long_lines import LongLineInput
-from edge.cli.hangup import HungUp, has_hung_up
+from edge.cli.hangup import HungUp
 from edge.host.state_paths import state_root
+from edge.system.signals import on_signal
+from edge.system.terminal import has_hung_up, unshown_keys
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
@@ -25,10 +26,6 @@ _PASTES_ARE_TOLD, _PASTES_ARE_NOT_TOLD = "\x1b[?2004h", "\x1b[?2004l"
 """Escape sequences that turn a terminal's bracketed paste on and off."""
 
 _LEAVING = "Press Ctrl-C again, or Ctrl-D, to leave."
-
-
-_INPUT_FLAGS, _LOCAL_FLAGS = 0, 3
-"""Indices into the attributes of `termios`."""
 
 
 Suggest = Callable[[str], Sequence[str] | None]
@@ -142,7 +139,7 @@ def _told_to_end() -> Iterator[Callable[[], None]]:
                     raise
                 app.exit(exception=end)
 
-        loop.add_signal_handler(signal.SIGTERM, leave)
+        on_signal(loop, signal.SIGTERM, leave)
 
     try:
         yield listen
@@ -198,21 +195,15 @@ def typed_ahead() -> Iterator[None]:
     if not is_a_terminal():
         yield
         return
-    descriptor = sys.stdin.fileno()
-    found = termios.tcgetattr(descriptor)
-    waiting = list(found)
-    waiting[_INPUT_FLAGS] &= ~termios.ICRNL
-    waiting[_LOCAL_FLAGS] &= ~termios.ECHO
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, waiting)
-    sys.stdout.write(_PASTES_ARE_TOLD)
-    sys.stdout.flush()
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, termios.error):  # it may have gone
-            sys.stdout.write(_PASTES_ARE_NOT_TOLD)
-            sys.stdout.flush()
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, found)
+    with unshown_keys(sys.stdin.fileno()):
+        sys.stdout.write(_PASTES_ARE_TOLD)
+        sys.stdout.flush()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # it may have gone
+                sys.stdout.write(_PASTES_ARE_NOT_TOLD)
+                sys.stdout.flush()
 
 
 def is_a_terminal() -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import termios
 from dataclasses import dataclass, field
 
-from edge.cli.hangup import HungUp, has_hung_up
+from edge.cli.hangup import HungUp
+from edge.system.terminal import LineKeys, has_hung_up, single_keys
 
-_LOCAL_FLAGS, _CHARACTERS = 3, 6
-"""Places in what `termios` tells."""
 _READ_BYTES = 1 << 16
 _ERASED = b"\b \b"
 
@@ -29,29 +27,18 @@ class LongLineInput:
         """Keys typed after the last line."""
 
     def ask(self) -> str | None:
-        found = termios.tcgetattr(self._descriptor)
-        each_key = list(found)
-        each_key[_LOCAL_FLAGS] &= ~(termios.ICANON | termios.ECHO)
-        each_key[_CHARACTERS] = list(found[_CHARACTERS])
-        each_key[_CHARACTERS][termios.VMIN], each_key[_CHARACTERS][termios.VTIME] = 1, 0
         sys.stdout.flush()
-        termios.tcsetattr(self._descriptor, termios.TCSADRAIN, each_key)
-        try:
-            while (line := self._line(found)) is not None:
+        with single_keys(self._descriptor) as keys:
+            while (line := self._line(keys)) is not None:
                 if text := line.decode(errors="surrogateescape").strip():
                     return text
             return None
-        finally:
-            with contextlib.suppress(termios.error):  # it may have gone
-                termios.tcsetattr(self._descriptor, termios.TCSADRAIN, found)
 
-    def _line(self, found: list[list[bytes]]) -> bytes | None:
+    def _line(self, keys: LineKeys | None) -> bytes | None:
         """None at the end."""
-        keys = found[_CHARACTERS]
-        line = TypedLine(
-            erase=keys[termios.VERASE], kill=keys[termios.VKILL], end=keys[termios.VEOF]
-        )
-        is_echoed = bool(found[_LOCAL_FLAGS] & termios.ECHO)  # type: ignore[operator]
+        if keys is None:
+            return sys.stdin.buffer.readline() or None
+        line = TypedLine(erase=keys.erase, kill=keys.kill, end=keys.end)
         while not line.is_whole:
             if not self._came:
                 self._came = os.read(self._descriptor, _READ_BYTES)
@@ -60,7 +47,7 @@ class LongLineInput:
                         raise HungUp
                     return bytes(line.text) or None
             shown, self._came = line.take(self._came)
-            if is_echoed:
+            if keys.is_echoed:
                 with contextlib.suppress(OSError):  # it may be read-only
                     os.write(self._descriptor, shown)
         return None if line.is_end else bytes(line.text)

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import combinations
-from pathlib import Path
 
 import click
 import psutil
@@ -42,11 +41,12 @@ from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root
 from edge.planning.profile_cache import FactsCache
 from edge.profiling.coordinator_links import coordinator_links
 from edge.protocol.peer_info import PeerInfo
+from edge.system.processes import allowed_cores
+from edge.system.processor import instructions, processor_names
 from edge.transport import TransportError, interface_states, parse_address
 from edge.version import __version__
 
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
-_MOST_CPUINFO_BYTES = 64 << 10
 
 
 @click.command("doctor", short_help="Check this device and its peers; suggest remedies.")
@@ -121,15 +121,14 @@ def _device_facts(listen: str) -> DeviceFacts:
     except EdgeError as error:
         membership_failure = str(error)
     folder = cache_root()
-    said = _cpu_info()
     packages = {name: version(name) for name in ("numpy", "onnxruntime", "zeroconf")}
     return DeviceFacts(
         versions={"Edge": __version__, "Python": platform.python_version(), **packages},
         is_x86=platform.machine() in ("x86_64", "AMD64"),
-        instructions=tuple(each for each in _INSTRUCTIONS if each in said.split()),
-        processor=next((line for line in said.splitlines() if line.startswith("model name")), ""),
-        is_virtual="hypervisor" in said.split(),
-        cores=len(os.sched_getaffinity(0)),
+        instructions=tuple(each for each in _INSTRUCTIONS if each in instructions()),
+        processor=next((each for each in processor_names() if each.startswith("model name")), ""),
+        is_virtual="hypervisor" in instructions(),
+        cores=len(allowed_cores()),
         quota_cores=processors(),
         free_memory_bytes=free_memory_bytes(),
         machine_free_bytes=int(psutil.virtual_memory().available),
@@ -185,12 +184,3 @@ def _multicast() -> dict[str, str | None]:
         for name, address in first.items()
         if address is not None and not ipaddress.ip_address(address).is_loopback
     }
-
-
-def _cpu_info() -> str:
-    """Linux's description of the processor; empty on other systems."""
-    try:
-        with Path("/proc/cpuinfo").open("rb") as file:
-            return file.read(_MOST_CPUINFO_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

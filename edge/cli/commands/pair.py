@@ -14,7 +14,6 @@ import segno
 
 from edge.errors import RequestError
 from edge.host.addresses import reachable
-from edge.host.huge_pages import with_malloc_settings
 from edge.host.started_again import edge_command
 from edge.membership.current import CurrentMembership
 from edge.membership.identity import fingerprint
@@ -23,6 +22,7 @@ from edge.membership.pairing_discovery import find_and_join, invite
 from edge.membership.roles import ROLES
 from edge.membership.store import MembershipStore, config_root
 from edge.protocol.peer_info import is_loopback
+from edge.system.heap import with_malloc_settings
 
 
 @click.command("pair", short_help="Make two devices members of one cluster.")

@@ -28,7 +28,6 @@ from edge.errors import RequestError
 from edge.host.addresses import has_ipv4_network
 from edge.host.blas_threads import limit_blas_threads
 from edge.host.cuda_driver import num_cuda_devices, use_only
-from edge.host.descriptors import allow_descriptors
 from edge.host.free_memory import format_size
 from edge.membership.identity import peer_id
 from edge.membership.roles import LEND
@@ -37,6 +36,8 @@ from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.protocol.heartbeat import LEAVES_WITHIN_S
+from edge.system.descriptors import allow_descriptors
+from edge.system.signals import on_signal
 from edge.transport import Credentials, format_address, parse_address
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ async def _until_ended(serve: Callable[[_Ending], Awaitable[object]]) -> None:
     loop = asyncio.get_running_loop()
     ending = _Ending()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ending.told)
+        on_signal(loop, number, ending.told)
     await serve(ending)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import itertools
 import json
@@ -38,6 +39,7 @@ from edge.server.guard import Rules
 from edge.server.keys import read_keys
 from edge.server.model_pool import ModelPool
 from edge.server.previews import Previews
+from edge.system.signals import HANGUP, no_longer_on_signal, on_signal
 from edge.weights.hub_cache import name_of_file
 from edge.weights.pooling import Pooling
 
@@ -435,16 +437,17 @@ class _Drained(WebServer):
     def capture_signals(self) -> Iterator[None]:
         """Handle signals here: uvicorn would raise them again before the peers have been told."""
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM)
+        signals: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM)
         for each in signals:
-            loop.add_signal_handler(each, self._end)
-        if self._key_file is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._reload, self._key_file)
+            on_signal(loop, each, self._end)
+        if self._key_file is not None and HANGUP is not None:
+            on_signal(loop, HANGUP, functools.partial(self._reload, self._key_file))
+            signals = (*signals, HANGUP)
         try:
             yield
         finally:
-            for each in (*signals, signal.SIGHUP):
-                loop.remove_signal_handler(each)
+            for each in signals:
+                no_longer_on_signal(loop, each)
 
     def _reload(self, key_file: Path) -> None:
         """Read the keys again. Removed keys are refused; their requests under way are finished."""

@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from edge.host.since_boot import since_boot_s
 from edge.membership.membership import Change, Membership, credentials
 from edge.peer.expulsion_sync import (
     AGAIN_AFTER_S,
@@ -20,6 +19,7 @@ from edge.peer.expulsion_sync import (
 )
 from edge.protocol.announced_peers import ANNOUNCED
 from edge.protocol.expulsion import LOOK_EVERY_S
+from edge.system.since_boot import since_boot_s
 from edge.transport import Credentials, DiscoveryBus, Member, MemoryDiscovery, PeerRecord
 from tests.support.passing_time import let_pass
 from tests.support.transport_pairs import Refusals, echoing, run

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge.host.huge_pages import (
+from edge.offload import KVPool
+from edge.system.heap import (
     release_freed_memory,
     use_huge_pages,
     with_malloc_settings,
 )
-from edge.offload import KVPool
 
 pytestmark = pytest.mark.usefixtures("begun_anew")
 
@@ -82,8 +82,9 @@ def test_a_daemon_restarts_itself_with_malloc_set_up(tmp_path: Path) -> None:
 FREED = """
 import ctypes
 from pathlib import Path
-from edge.host.huge_pages import HUGE_PAGE_BYTES, ask_for_huge_pages, keep_allocations_together
-from edge.host.huge_pages import leave_holes, release_freed_memory
+from edge.system.heap import ask_for_huge_pages, keep_allocations_together
+from edge.system.heap import leave_holes, release_freed_memory
+from edge.system.pages import HUGE_PAGE_BYTES
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge.host.descriptors import allow_descriptors
+from edge.system.descriptors import allow_descriptors
 
 
 @pytest.fixture

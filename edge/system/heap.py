@@ -1,9 +1,7 @@
-"""Huge pages and malloc settings for fast reading of weights. Linux only.
+"""Huge pages and settings of malloc for fast reading of weights. Linux only.
 
 Every function is a hint: without support of the system, only speed differs.
 """
-
-from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -15,14 +13,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-HUGE_PAGE_BYTES = 2 << 20
+from edge.system.kind import PORTABLE
+from edge.system.pages import HUGE_PAGE_BYTES, advise_at
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _MOST_MMAP_THRESHOLD = 32 << 20
 """glibc's maximum of the threshold in bytes from which allocations are mapped."""
-
-_MADV_HUGEPAGE, _MADV_NOHUGEPAGE = 14, 15
-"""Linux's values; the mmap module has them only in some builds of Python."""
 
 _MADV_COLLAPSE = 25
 """Since Linux 6.1: make huge pages now, also in the system's mode madvise."""
@@ -60,7 +56,7 @@ def restart_with_malloc_settings() -> None:
     glibc reads the settings once, before Python runs. The process keeps its id and its streams.
     """
     changed = with_malloc_settings(os.environ)
-    if platform.libc_ver()[0] == "glibc" and changed != dict(os.environ):
+    if _libc() is not None and platform.libc_ver()[0] == "glibc" and changed != dict(os.environ):
         sys.stdout.flush()
         os.execve(sys.executable, sys.orig_argv, changed)  # noqa: S606 - itself, unchanged
 
@@ -71,8 +67,8 @@ def keep_allocations_together() -> None:
     Weights then are adjacent, and huge pages cover them: a third of many mappings of a few MiB
     would be borders too short for a huge page. Call it before large allocations.
     """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
+    libc = _libc()
+    if libc is not None and hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 1)
         libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
         libc.mallopt(_M_TRIM_THRESHOLD, 128 << 10)
@@ -84,7 +80,9 @@ def use_huge_pages() -> int:
     A decode step reads every weight once, with a page table walk for each page of 4 KiB. Call it
     after the weights are loaded: it moves memory at 1 GB/s or more.
     """
-    libc = ctypes.CDLL(None)
+    libc = _libc()
+    if libc is None:
+        return 0
     done = 0
     for start, end in _anonymous_mappings():
         first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
@@ -105,9 +103,8 @@ def use_huge_pages() -> int:
 def ask_for_huge_pages() -> None:
     """Use huge pages for later allocations again, after `leave_holes`."""
     if _HUGE_FROM_MALLOC in os.environ.get(_TUNABLES, ""):
-        libc = ctypes.CDLL(None)
         for start, end in _anonymous_mappings(heap_only=True):
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_HUGEPAGE)
+            advise_at(start, end - start, "huge")
 
 
 def leave_holes() -> None:
@@ -116,7 +113,9 @@ def leave_holes() -> None:
     With huge pages, the kernel turns memory with any used page of 4 KiB into a huge page, minutes
     later: a process with weight offload then took 100 MiB more.
     """
-    libc = ctypes.CDLL(None)
+    libc = _libc()
+    if libc is None:
+        return
     for start, end in _anonymous_mappings(heap_only=True):
         resident = ctypes.create_string_buffer((end - start) // mmap.PAGESIZE)
         if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(end - start), resident) != 0:
@@ -126,21 +125,26 @@ def leave_holes() -> None:
             last = first + HUGE_PAGE_BYTES
             page = pages[(first - start) // mmap.PAGESIZE : (last - start) // mmap.PAGESIZE]
             if last <= end and page.count(1) >= _MOSTLY * len(page):
-                _leave_hole(libc, hole, first)
+                _leave_hole(hole, first)
                 hole = last
-        _leave_hole(libc, hole, end)
+        _leave_hole(hole, end)
 
 
-def _leave_hole(libc: ctypes.CDLL, start: int, end: int) -> None:
+def _leave_hole(start: int, end: int) -> None:
     if end > start:
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_NOHUGEPAGE)
+        advise_at(start, end - start, "not huge")
 
 
 def release_freed_memory() -> None:
     """Return memory that loading freed to the system; glibc would keep 200 to 300 MB of it."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
+    libc = _libc()
+    if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(ctypes.c_size_t(0))
+
+
+def _libc() -> ctypes.CDLL | None:
+    """The C library of Linux; None on other systems."""
+    return ctypes.CDLL(None) if sys.platform == "linux" and not PORTABLE else None
 
 
 def _anonymous_mappings(*, heap_only: bool = False) -> list[tuple[int, int]]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edge.backends.ort.page_pool import PageSupply, own_memory
-from edge.host.huge_pages import HUGE_PAGE_BYTES
+from edge.system.page_supply import PageSupply
+from edge.system.pages import HUGE_PAGE_BYTES, memory_over
 
 PAGE = mmap.PAGESIZE
 SIZES = (HUGE_PAGE_BYTES + 3 * PAGE, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES - PAGE, 5 * PAGE)
@@ -28,7 +28,9 @@ def places() -> Iterator[list[list[memoryview]]]:
         for _ in range(3):
             made.append([])
             for size, taken in zip(SIZES, room, strict=True):
-                made[-1].append(own_memory(start, size))
+                part = memory_over(start, size)
+                assert part is not None
+                made[-1].append(part)
                 start += taken
         yield made
         del holder

@@ -1,0 +1,51 @@
+"""Signals in an event loop, and the loop itself, on every system."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from edge.system.kind import PORTABLE
+
+HANGUP: int | None = None
+if sys.platform != "win32":
+    HANGUP = signal.SIGHUP
+"""The signal of a terminal that hung up, also used to read settings again; None: there is none."""
+
+HANGUP_EXIT_CODE = 129
+"""128 and the number of SIGHUP, as shells count."""
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop that watches sockets, which the usual one of Windows cannot."""
+    if sys.platform == "win32" or PORTABLE:
+        return asyncio.SelectorEventLoop()
+    return asyncio.new_event_loop()
+
+
+def on_signal(loop: asyncio.AbstractEventLoop, number: int, told: Callable[[], object]) -> None:
+    """Call `told` in the loop, which runs in the main thread, for each such signal."""
+    if sys.platform != "win32" and not PORTABLE:
+        loop.add_signal_handler(number, told)
+        return
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        loop.call_soon_threadsafe(told)  # wakes the loop, too
+
+    signal.signal(number, handler)
+
+
+def no_longer_on_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:
+    """The system's own handling of a signal again."""
+    if sys.platform != "win32" and not PORTABLE:
+        loop.remove_signal_handler(number)
+    else:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, usual)
+
+
+def end_by(number: int) -> None:
+    """End this process by a signal, so that the process which started it sees that."""
+    os.kill(os.getpid(), number)
