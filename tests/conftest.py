@@ -25,6 +25,7 @@ from hypothesis.internal.conjecture import providers
 from edge.host.cache_paths import CACHE_VARIABLE
 from edge.host.state_paths import STATE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
+from edge.system.kind import PORTABLE
 from tests.support import passing_time
 from tests.support.forked import IMPORTED, ForkingPopen, Original
 
@@ -120,6 +121,10 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != COMES_FIRST)
+    if PORTABLE:
+        for item in items:
+            if item.get_closest_marker("linux_ways"):
+                item.add_marker(pytest.mark.skip(reason="ways that only Linux has are not used"))
 
 
 @pytest.fixture(scope="session", autouse=True)

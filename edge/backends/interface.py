@@ -281,7 +281,8 @@ class Backend(Protocol):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The `ALL_NEEDS` for which it has no kernels."""
+        """The `ALL_NEEDS` for which it has no kernels, and WEIGHTS_ON_DISK if it computes only from
+        memory."""
         ...
 
     @property

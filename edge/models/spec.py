@@ -65,6 +65,9 @@ ALL_NEEDS = frozenset(
 )
 """All possible names in `ModelSpec.needs`."""
 
+WEIGHTS_ON_DISK = "weights on disk"
+"""What a device lacks that computes only from memory. No model needs it: a plan may."""
+
 TABLES = frozenset(("embedding", "token_table"))
 """The roles of lookup tables, which are not multiplied."""
 

@@ -138,9 +138,10 @@ def _each_in_turn(call: Callable[[Any], int], buffers: Buffers) -> int:
 
 
 def send_buffers(connected: socket.socket, buffers: Sequence[memoryview]) -> int:
-    """Send what a non-blocking socket takes now of `buffers`, as `socket.sendmsg`."""
+    """Send what a non-blocking socket takes now of `buffers`, as `socket.sendmsg`. Raises
+    BlockingIOError if it takes nothing."""
     if sys.platform == "win32" or PORTABLE:
-        return connected.send(b"".join(buffers) if len(buffers) > 1 else buffers[0])
+        return _each_in_turn(connected.send, buffers)
     return connected.sendmsg(buffers)
 
 

@@ -163,7 +163,7 @@ def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
     for number, stage in enumerate(plan.stages):
         for rank, shard in enumerate(stage.slices):
             device = cluster.device(shard.device)
-            for count in range(len(stage.layers) + 1):
+            for count in range(len(stage.layers) + 1 if device.streams else 1):
                 changed = shard.streaming(count).keeping(0)
                 use = changed.memory(plan.place(number), model, workload).on(device)
                 need = use.total
@@ -174,10 +174,12 @@ def streaming(plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Wor
                     plan = _with_share(plan, number, rank, changed)
                     break
             else:
+                more = f"{device.name} needs {need - device.memory_bytes:,} bytes more"
+                if not device.streams:
+                    raise PartitionError(f"{more}: it computes only from its memory.")
                 raise PartitionError(
-                    f"{device.name} needs {need - device.memory_bytes:,} bytes more even if every"
-                    " layer is read from disk: for its part of the vocabulary, the KV cache and a"
-                    f" window of {WINDOW_LAYERS} layers."
+                    f"{more} even if every layer is read from disk: for its part of the vocabulary,"
+                    f" the KV cache and a window of {WINDOW_LAYERS} layers."
                 )
     return plan
 
@@ -216,6 +218,8 @@ def _in_proportion(
     def at(scale: float) -> Plan | None:
         larger = tuple(
             replace(device, memory_bytes=int(device.memory_bytes * scale))
+            if device.streams
+            else device
             for device in cluster.devices
         )
         return place(model, replace(cluster, devices=larger), workload, method)

@@ -53,6 +53,8 @@ class DeviceSpec:
     host's."""
     unused_buffer_bytes: int = 0
     """Part of the buffers for steps that decoding does not use, so that streamed layers can."""
+    streams: bool = True
+    """Whether it computes layers that lie on its disk; otherwise only those in its memory."""
 
     def __post_init__(self) -> None:
         _require_name("a device's id", self.id)

@@ -1,4 +1,4 @@
-"""Edge on systems that this one is not: its modules import there, and one room asks for the system."""
+"""Edge on other systems than this one: modules import there, and one room asks which it is."""
 
 from __future__ import annotations
 

@@ -149,6 +149,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from edge.offload import CachedShard, ShardCache
+from edge.offload.files import durable
 from tests.support.shards import content, describe, pieces_of
 
 root, order, stop_at = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -159,9 +160,9 @@ writer = cache.begin(describe(tensors))
 if isinstance(writer, CachedShard):
     writer.close()
     sys.exit(0)
-real, written = os.pwrite, 0
+real, written = durable.write_at, 0
 
-def dying_pwrite(descriptor, data, offset):
+def dying_write(descriptor, data, offset):
     global written
     if written == stop_at:
         real(descriptor, data[: len(data) // 2], offset)
@@ -169,7 +170,7 @@ def dying_pwrite(descriptor, data, offset):
     written += 1
     return real(descriptor, data, offset)
 
-os.pwrite = dying_pwrite
+durable.write_at = dying_write
 for digest in writer.missing[::order]:
     writer.put(digest, pieces[digest])
 writer.finish().close()

@@ -26,7 +26,7 @@ from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
 from edge.kernels.onnx_graph import ExternalTensor
 from edge.memory.step_memory import load_bytes
-from edge.models.spec import ModelSpec
+from edge.models.spec import WEIGHTS_ON_DISK, ModelSpec
 from edge.offload import KVTier, numpy_dtype
 from edge.protocol.step import StepLimits
 from edge.system.heap import (
@@ -36,7 +36,7 @@ from edge.system.heap import (
     release_freed_memory,
     use_huge_pages,
 )
-from edge.system.pages import let_go_of, mappings_of
+from edge.system.pages import can_put_memory_over_mappings, let_go_of, mappings_of
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 
@@ -56,7 +56,8 @@ class OrtBackend:
     """
 
     name = "ort"
-    lacks: frozenset[str] = frozenset()
+    # Layers are read into memory that lies over ONNX Runtime's mappings.
+    lacks = frozenset(() if can_put_memory_over_mappings() else (WEIGHTS_ON_DISK,))
     is_stand_in = False
 
     def __init__(self, *, threads: int) -> None:

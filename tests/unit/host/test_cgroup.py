@@ -132,6 +132,6 @@ def test_this_machine_can_be_asked() -> None:
 def test_threads_are_as_many_as_the_group_leaves_the_time_of(
     allowed: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("edge.host.cgroup.allowed_cores", lambda: list(range(8)))
     groups = Groups(tmp_path, "0::/\n", {"cpu.max": allowed})
     assert usable_cores(root=groups.root, membership=groups.membership) == cores

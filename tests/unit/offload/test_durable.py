@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,7 @@ def test_a_file_is_replaced_or_left(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
+        patch.setattr("edge.offload.files.durable.write_at", full)
         with pytest.raises(StoreFullError, match=r"file\.json cannot grow"):
             write_durably(path, b"third")
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [

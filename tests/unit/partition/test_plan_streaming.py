@@ -338,6 +338,18 @@ def test_two_devices_that_stream_half_each_beat_one() -> None:
     assert fast.plan == choose(model, two, WORKLOAD, stream=True).plan
 
 
+def test_a_device_that_computes_only_from_memory_gets_no_layer_from_disk() -> None:
+    small = replace(device("a", WHOLE_BYTES // 2), streams=False)
+    with pytest.raises(CapacityError):
+        choose(MODEL, ClusterSpec(devices=(small,)), WORKLOAD, stream=True)
+    large = device("b", WHOLE_BYTES * 3 // 4, None)
+    both = ClusterSpec(devices=(replace(small, rates=None), large))
+    plan = choose(MODEL, both, WORKLOAD, parallel="pipeline", stream=True).plan
+    for stage in plan.stages:
+        (shard,) = stage.slices
+        assert not (shard.device == "a" and shard.streamed_layers)
+
+
 def test_is_written_and_read_and_checked() -> None:
     plan = alone(4)
     assert Plan.from_json(plan.to_json()) == plan

@@ -20,7 +20,7 @@ from edge.system.heap import (
     with_malloc_settings,
 )
 
-pytestmark = pytest.mark.usefixtures("begun_anew")
+pytestmark = [pytest.mark.usefixtures("begun_anew"), pytest.mark.linux_ways]
 
 
 def resident_bytes() -> int:

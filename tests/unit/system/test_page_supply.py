@@ -12,6 +12,8 @@ import pytest
 from edge.system.page_supply import PageSupply
 from edge.system.pages import HUGE_PAGE_BYTES, memory_over
 
+pytestmark = pytest.mark.linux_ways
+
 PAGE = mmap.PAGESIZE
 SIZES = (HUGE_PAGE_BYTES + 3 * PAGE, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES - PAGE, 5 * PAGE)
 """Of parts: with an end, without one, nothing but an end. The ends need more than one huge page."""

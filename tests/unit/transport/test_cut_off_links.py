@@ -51,6 +51,7 @@ def may_make_networks() -> bool:
 
 
 @pytest.mark.skipif(not may_make_networks(), reason="this system allows no networks of one's own")
+@pytest.mark.linux_ways
 def test_a_device_that_is_cut_off_is_lost_however_long_a_step_may_take() -> None:
     command = [*IN_A_NETWORK_OF_ITS_OWN, sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, capture_output=True, text=True)

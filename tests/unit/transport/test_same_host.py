@@ -15,6 +15,8 @@ from edge.transport.async_socket import AsyncSocket
 from edge.transport.handshake import Greeted, Role, answer, greet
 from tests.support.transport_pairs import ANOTHER_HOST, members, socket_pair
 
+pytestmark = pytest.mark.linux_ways
+
 PROOF = bytes(range(same_host.PROOF_BYTES))
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")

@@ -49,11 +49,12 @@ from pathlib import Path
 import numpy as np
 from edge.weights import quantize
 from edge.offload import SafetensorsStore
+from edge.offload.files import durable
 
 source, root, kill_at = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-real, written = os.pwrite, 0
+real, written = durable.write_at, 0
 
-def dying_pwrite(descriptor, data, offset):
+def dying_write(descriptor, data, offset):
     global written
     written += 1
     if written == kill_at:
@@ -61,7 +62,7 @@ def dying_pwrite(descriptor, data, offset):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(descriptor, data, offset)
 
-os.pwrite = dying_pwrite
+durable.write_at = dying_write
 with SafetensorsStore(source) as store:
     names = [name for name in store.names() if name not in {"norm", "ids"}]
     quantize.open_quantized(store, names, bits=4, block_size=32, cache_root=root).close()
