@@ -308,6 +308,11 @@ class Backend(Protocol):
         """Rate of copies from host to device memory, measured now; None if they are the same."""
         ...
 
+    def prove(self, weight_format: WeightFormat, seed: int) -> list[NDArray[np.float32]] | None:
+        """What it computes for `edge.weights.proof_cases`, in their order. None: a stand-in, or it
+        is compared with the formulas only when it loads a shard."""
+        ...
+
     def why_not(self) -> str | None:
         """Why it cannot run here, in one sentence with the remedy; None if it can."""
         ...

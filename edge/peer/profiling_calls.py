@@ -38,6 +38,8 @@ from edge.protocol.measurements import (
     PeerProfile,
     Probe,
     Profile,
+    Proof,
+    Prove,
     ReadRate,
 )
 from edge.system.heap import release_freed_memory
@@ -63,6 +65,7 @@ class ProfilingCalls:
         return {
             MemoryRate: self._memory_rate,
             Profile: self._profile,
+            Prove: self._prove,
             Probe: self._probe,
             Glance: self._glance,
         }
@@ -110,6 +113,12 @@ class ProfilingCalls:
             finally:
                 peer.release(self._name)
         return found
+
+    async def _prove(self, call: Prove) -> Proof:
+        peer = self._peer
+        async with peer.measurement.turn(self._owner):
+            found = await run_blocking(lambda: peer.backend().prove(call.weight_format, call.seed))
+        return Proof(numbers=b"".join(each.astype("<f4").tobytes() for each in found or ()))
 
     def _disk_rate(self) -> float | None:
         root = self._peer.settings.cache_root

@@ -1,8 +1,9 @@
-"""The peers that have kernels for every operator of a model."""
+"""The peers that have kernels for every operator of a model, and compute rightly."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from edge.errors import RequestError
 from edge.models.spec import ModelSpec
@@ -10,38 +11,49 @@ from edge.partition import Plan
 from edge.protocol.peer_info import PeerInfo
 
 _REMEDY = "start it with --backend ort, so that its CPU computes"
+_OTHER_SOFTWARE = "install another version of what computes there: onnxruntime, or its driver"
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def able_peers(peers: Sequence[PeerInfo], spec: ModelSpec) -> tuple[list[PeerInfo], list[str]]:
-    """The peers that can compute the model, and a sentence for each other peer."""
+def able_peers(
+    peers: Sequence[PeerInfo], spec: ModelSpec, wrong: Mapping[str, str] = _NONE
+) -> tuple[list[PeerInfo], list[str]]:
+    """The peers that can compute the model, and a sentence for each other peer.
+
+    wrong: what is wrong with those (by id) that did not prove their arithmetic.
+    """
     able, sentences = [], []
     for peer in peers:
-        if peer.lacking(spec.needs):
-            sentences.append(f"{peer.name} is not used: {_lacking(peer, spec)}; {_REMEDY}")
+        if (found := _unable(peer, spec, wrong)) is not None:
+            reason, remedy = found
+            sentences.append(f"{peer.name} is not used: {reason}; {remedy}")
         else:
             able.append(peer)
     return able, sentences
 
 
 def some_able_peers(
-    peers: Sequence[PeerInfo], spec: ModelSpec, plan: object
+    peers: Sequence[PeerInfo], spec: ModelSpec, plan: object, wrong: Mapping[str, str] = _NONE
 ) -> tuple[list[PeerInfo], list[str]]:
     """Like `able_peers`. Raises RequestError where no peer can compute the model, or where a plan
     by hand uses one that cannot."""
-    able, sentences = able_peers(peers, spec)
+    able, sentences = able_peers(peers, spec, wrong)
     if sentences and not able:
         raise RequestError(f"no peer can compute this model: {'; '.join(sentences)}")
     if isinstance(plan, Plan):
-        known = {name for peer in able for name in (peer.id, peer.name)}
         for peer in peers:
-            if {peer.id, peer.name} & set(plan.devices) - known:
+            found = _unable(peer, spec, wrong)
+            if found is not None and {peer.id, peer.name} & set(plan.devices):
+                reason, remedy = found
                 raise RequestError(
-                    f"the plan by hand gives layers to {peer.name}: {_lacking(peer, spec)}",
-                    remedy=_REMEDY,
+                    f"the plan by hand gives layers to {peer.name}: {reason}", remedy=remedy
                 )
     return able, sentences
 
 
-def _lacking(peer: PeerInfo, spec: ModelSpec) -> str:
-    missing = ", ".join(peer.lacking(spec.needs))
-    return f"its back end {peer.backend} has no kernel for {missing}, which this model has"
+def _unable(peer: PeerInfo, spec: ModelSpec, wrong: Mapping[str, str]) -> tuple[str, str] | None:
+    """Why the peer cannot compute the model, and the remedy; None: it can."""
+    if missing := ", ".join(peer.lacking(spec.needs)):
+        kernel = f"its back end {peer.backend} has no kernel for {missing}, which this model has"
+        return kernel, _REMEDY
+    return (wrong[peer.id], _OTHER_SOFTWARE) if peer.id in wrong else None

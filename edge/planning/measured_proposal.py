@@ -22,6 +22,7 @@ from edge.planning.load_sizes import LoadSizes
 from edge.planning.longest_context import with_longest_context
 from edge.planning.nothing_fits import who_holds
 from edge.planning.proposal import Overhead, Proposal, propose
+from edge.planning.proving import wrong_peers
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
@@ -47,10 +48,11 @@ async def measured_proposal(
     PeerLostError.
     """
     sizes = LoadSizes.of(options, checkpoint.spec)  # refused before anything is measured
-    peers, unused = some_able_peers(peers, checkpoint.spec, options.plan)
+    weight_format = options.weight_format(checkpoint)
+    wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
+    peers, unused = some_able_peers(peers, checkpoint.spec, options.plan, wrong)
     notes = [*unused]
     sizes = with_kv_memory(sizes, facts_of(checkpoint, options), peers)
-    weight_format = options.weight_format(checkpoint)
 
     def measured(*, only_known: bool) -> Awaitable[ClusterSpec]:
         return measured_cluster(

@@ -96,6 +96,13 @@ class FactsCache:
         for peer in group:
             self._write(self._path(peer, spec, weight_format, of="host"), value)
 
+    def is_proven(self, peer: PeerInfo, weight_format: WeightFormat) -> bool:
+        """Whether the device computed this format rightly, as it is now."""
+        return bool(self._kept(self._proof_path(peer, weight_format)))
+
+    def keep_proven(self, peer: PeerInfo, weight_format: WeightFormat) -> None:
+        self._write(self._proof_path(peer, weight_format), {})
+
     def forget_device(self, peer: PeerInfo) -> None:
         """Forget what was measured of a device, for all models and formats."""
         shutil.rmtree(self._root / "devices" / device_key(peer), ignore_errors=True)
@@ -118,6 +125,11 @@ class FactsCache:
         model = _digest(*_shape(spec), *weight_format.storage, weight_format.accuracy)
         return self._root / "devices" / device_key(peer) / f"{model}-{of}.json"
 
+    def _proof_path(self, peer: PeerInfo, weight_format: WeightFormat) -> Path:
+        kinds = to_json(weight_format)["kinds"]
+        name = _digest(json.dumps(kinds), weight_format.accuracy)
+        return self._root / "devices" / device_key(peer) / f"{name}-proven.json"
+
     def _link_path(self, source: PeerInfo, target: PeerInfo) -> Path:
         ends = [(peer.host, peer.address, *peer.addresses) for peer in (source, target)]
         return self._root / "links" / f"{_digest(*ends)}.json"
@@ -133,10 +145,16 @@ class FactsCache:
 
     def _read(self, path: Path) -> Mapping[str, Any]:
         """The content of a file less than a day old; empty if there is none."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
-            value = parse_json(read_file(path, _MAX_FILE_BYTES))
+        value = self._kept(path)
+        with contextlib.suppress(TypeError, KeyError):
             if 0 <= self._now_s() - value["measured_at_s"] < MEASURED_AGAIN_AFTER_S:
-                return dict(value)
+                return value
+        return {}
+
+    def _kept(self, path: Path) -> Mapping[str, Any]:
+        """The content of a file of any age; empty if there is none."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return dict(parse_json(read_file(path, _MAX_FILE_BYTES)))
         return {}
 
     def _write(self, path: Path, value: Mapping[str, Any]) -> None:

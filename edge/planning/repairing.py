@@ -32,6 +32,7 @@ from edge.planning.cluster_profile import measured_cluster
 from edge.planning.load_options import LoadOptions
 from edge.planning.load_sizes import LoadSizes
 from edge.planning.proposal import Overhead, Proposal, errors_for_users
+from edge.planning.proving import wrong_peers
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
@@ -60,7 +61,10 @@ async def repaired_proposal(
     where no other plan fits. Raises CapacityError with the memory that devices lack, or where no
     peer that is left has kernels for the model; PlanError where no peer is left.
     """
-    able, sentences = able_peers(peers, checkpoint.spec)
+    weight_format = options.weight_format(checkpoint)
+    asked = [peer for peer in peers if peer.id not in lost]
+    wrong = await wrong_peers(asked, weight_format, cache_root=cache_root())
+    able, sentences = able_peers(peers, checkpoint.spec, wrong)
     there = [peer for peer in able if peer.id not in lost]
     if sentences and not there:
         raise CapacityError(f"no remaining device can compute this model: {'; '.join(sentences)}")

@@ -10,7 +10,7 @@ from msgspec import Meta
 from edge.models.spec import ModelSpec
 from edge.partition import ComputeRates
 from edge.protocol.fields import Positive, Printable
-from edge.protocol.frame_codec import SMALL, Call
+from edge.protocol.frame_codec import SMALL, Call, Raw
 from edge.protocol.topology import Place
 from edge.transport.frame import MAX_HEADER_BYTES, FrameLimits
 from edge.weights.formats import WeightFormat
@@ -146,6 +146,24 @@ class Profile(Call[PeerProfile]):
     limits = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=SMALL.payload_bytes)
     model: ModelSpec
     weight_format: WeightFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What a peer computed for `edge.weights.proof_cases`."""
+
+    numbers: Raw
+    """float32 of each operator in each of its steps, in their order, the lowest byte first; empty:
+    the back end compares them itself when it loads a shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prove(Call[Proof]):
+    """Ask the peer to compute the operators of a format for inputs that follow from a seed."""
+
+    kind, limit_s = "prove", 30.0
+    weight_format: WeightFormat
+    seed: Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from edge.protocol.frame_codec import (
 )
 from edge.protocol.kept_files import Keep
 from edge.protocol.lease import Lease
-from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
+from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile, Prove
 from edge.protocol.step import (
     MAX_CHUNK_TOKENS,
     MAX_REQUESTS,
@@ -120,8 +120,7 @@ class Opened:
     """The row of a single token is the same whichever other requests are in its step."""
 
 
-# Calls: descriptions and rates of peers (MemoryRate, Profile … Glance: measurements.py; Keep:
-# kept_files.py)
+# Calls: descriptions and rates of peers (MemoryRate … Glance: measurements.py; Keep: kept_files.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -532,7 +531,7 @@ class Leaving(Event):
 
 FRAMES = table(
     (
-        Describe, MemoryRate, Profile, Probe, Glance, SetMemory, TakeOver, Keep,
+        Describe, MemoryRate, Profile, Prove, Probe, Glance, SetMemory, TakeOver, Keep,
         Offer, Piece, Seal, Open, Connect,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, KvRows, PutKv, Tokens, Logits,
         States, YieldRun, SwapOut, SwappedOut, SaveState, Finish, Measure, Observed, Close, Leaving,

@@ -47,7 +47,7 @@ class TimeLimit:
     """Ends this process when it computes for longer than `seconds` between `start` and `stop`."""
 
     EXIT_CODE = 124
-    """Of a process that was ended where no signal says it."""
+    """The exit code of an ended process where no signal says it."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

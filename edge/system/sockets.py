@@ -30,6 +30,8 @@ _UNREAD = struct.Struct("@i")
 _CREDENTIALS = struct.Struct("@3i")
 """Linux's struct ucred: process, user, group."""
 
+_MOST_JOINED_BYTES = 64 << 10
+
 _NOBODY = 65534
 """The user id of every user unknown to this user namespace."""
 
@@ -96,7 +98,7 @@ def _selecting_calls(connected: socket.socket, limit_s: float) -> StreamCalls:
             raise BlockingIOError
 
     def send_now(buffers: Buffers) -> int:
-        return _each_in_turn(connected.send, buffers)
+        return _sent_at_once(connected, buffers)
 
     def receive_now(buffers: Buffers) -> int:
         return _each_in_turn(connected.recv_into, buffers)
@@ -118,11 +120,23 @@ def _selecting_calls(connected: socket.socket, limit_s: float) -> StreamCalls:
     return StreamCalls(send, send_now, receive, receive_now, lambda: await_ready(True, True))
 
 
+def _sent_at_once(connected: socket.socket, buffers: Buffers) -> int:
+    """Bytes of `buffers` that the socket takes now. Small ones are joined: each call may make a
+    packet of its own."""
+    if sum(map(_size, buffers)) <= _MOST_JOINED_BYTES:
+        return connected.send(b"".join(buffers))
+    return _each_in_turn(connected.send, buffers)
+
+
+def _size(buffer: Any) -> int:
+    return len(buffer) if isinstance(buffer, bytes | bytearray) else int(buffer.nbytes)
+
+
 def _each_in_turn(call: Callable[[Any], int], buffers: Buffers) -> int:
     """Bytes that the call has moved from or into `buffers` until it moved fewer than one has."""
     done = 0
     for each in buffers:
-        size = len(each) if isinstance(each, bytes | bytearray) else each.nbytes
+        size = _size(each)
         if not size:
             continue
         try:
@@ -141,7 +155,7 @@ def send_buffers(connected: socket.socket, buffers: Sequence[memoryview]) -> int
     """Send what a non-blocking socket takes now of `buffers`, as `socket.sendmsg`. Raises
     BlockingIOError if it takes nothing."""
     if sys.platform == "win32" or PORTABLE:
-        return _each_in_turn(connected.send, buffers)
+        return _sent_at_once(connected, buffers)
     return connected.sendmsg(buffers)
 
 

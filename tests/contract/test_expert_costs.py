@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from edge.backends.ort.program import OrtProgram
 from edge.backends.registry import open_backend
@@ -64,6 +65,7 @@ def _main(folder: Path) -> None:
     assert not list(folder.iterdir()), "nothing is left on the disk"
 
 
+@pytest.mark.linux_ways
 def test_both_ways_to_compute_experts_are_measured(tmp_path: Path) -> None:
     run_module(__name__, tmp_path)
 

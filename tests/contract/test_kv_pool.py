@@ -83,6 +83,7 @@ def test_states_follow_their_request_and_begin_with_zeros() -> None:
     pool.close()
 
 
+@pytest.mark.linux_ways
 def test_states_of_any_size_lie_apart_and_their_memory_is_given_back() -> None:
     """Those of whole huge pages among others."""
     shapes = [(3, 100), (32, 128, 128), (3, 50), (2, 512, 1024)]
@@ -105,6 +106,7 @@ def test_states_of_any_size_lie_apart_and_their_memory_is_given_back() -> None:
     pool.close()
 
 
+@pytest.mark.linux_ways
 def test_a_slot_without_states_stays_without_until_it_is_given_some() -> None:
     pool = KVPool(
         layers=[(1, 8)], slots=4, context_tokens=50, states=[(2, 3), (4096,)],
@@ -156,6 +158,7 @@ def test_a_full_pool_says_so() -> None:
     assert pool.open("b") == 0
 
 
+@pytest.mark.linux_ways
 def test_a_released_slot_gives_its_memory_back() -> None:
     pool = KVPool(layers=[(1, 16)] * 1, slots=1, context_tokens=1 << 20)
     before = resident_bytes()
@@ -167,6 +170,7 @@ def test_a_released_slot_gives_its_memory_back() -> None:
     assert resident_bytes() - before < 16 << 20
 
 
+@pytest.mark.linux_ways
 def test_a_pool_that_is_cleared_gives_the_memory_of_states_back() -> None:
     pool = KVPool(layers=[], slots=1, context_tokens=1, states=[(1 << 24,)])
     before = resident_bytes()
@@ -176,6 +180,7 @@ def test_a_pool_that_is_cleared_gives_the_memory_of_states_back() -> None:
     assert resident_bytes() - before < 16 << 20
 
 
+@pytest.mark.linux_ways
 def test_what_a_long_request_had_is_given_back_where_a_short_one_moves_in() -> None:
     pool = KVPool(layers=[(2, 16)] * 2, slots=2, context_tokens=1 << 18)
     before = resident_bytes()
@@ -187,6 +192,7 @@ def test_what_a_long_request_had_is_given_back_where_a_short_one_moves_in() -> N
     assert holds(pool, "short", 3, 5.0)
 
 
+@pytest.mark.linux_ways
 def test_changing_places_takes_no_memory() -> None:
     """A long request and a short one: what the long one leaves is given back, head by head."""
     pool = KVPool(layers=[(2, 16)] * 2, slots=2, context_tokens=1 << 18)
@@ -240,6 +246,7 @@ def test_arrays_are_float32_unless_told() -> None:
     assert keys.shape == (2, 3, 50, 8)
 
 
+@pytest.mark.linux_ways
 def test_a_token_takes_no_huge_page_for_each_head() -> None:
     """Whatever the system does unasked: what is promised of memory counts tokens."""
     pool = KVPool(layers=[(2, 64)] * 1, slots=4, context_tokens=1 << 14)

@@ -243,6 +243,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     tier.close()
 
 
+@pytest.mark.linux_ways
 def test_a_disk_without_the_room_that_is_to_be_reserved(tmp_path: Path) -> None:
     """What is reserved is there when somebody else has filled the disk."""
     with small_disk(tmp_path / "disk", 1 << 20) as disk:

@@ -139,6 +139,7 @@ def test_both_ends_tell_how_many_messages_were_begun_and_came(kind: str) -> None
         assert first.state().sent == 2
 
 
+@pytest.mark.linux_ways
 def test_who_waits_in_vain_knows_for_how_long(kind: str) -> None:
     if kind == "memory":
         pytest.skip("only the system knows it")

@@ -19,6 +19,7 @@ from tests.support.slow_cases import shown_in_parts
         pytest.param("pipeline", marks=shown_in_parts("e2e/test_streamed_layers.py")),
     ],
 )
+@pytest.mark.linux_ways
 def test_whole_in_stages_and_in_parts_with_room_for_many_and_for_few(
     tmp_path: Path, plan: str
 ) -> None:
@@ -26,5 +27,6 @@ def test_whole_in_stages_and_in_parts_with_room_for_many_and_for_few(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at what Linux tells of memory")
+@pytest.mark.linux_ways
 def test_places_leave_no_holes_that_the_system_fills_when_it_is_idle(tmp_path: Path) -> None:
     run_module("tests.support.many_places", tmp_path)

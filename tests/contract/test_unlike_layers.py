@@ -12,6 +12,7 @@ from tests.support.processes import run_module
 from tests.support.unlike_layers import FACTS, FULL, NARROW, PLANS, check, chosen_plan
 
 
+@pytest.mark.linux_ways
 def test_onnx_runtime_computes_them_over_every_plan_streamed_and_not(tmp_path: Path) -> None:
     run_module("tests.support.unlike_layers", tmp_path)
 

@@ -180,6 +180,7 @@ def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kv_dtype", "dtype", "streamed"), [("int8", "int4", 0), ("int4", "int8", 3)]
 )
+@pytest.mark.linux_ways
 def test_codes_and_streamed_layers_move_as_well(
     checkpoint: TinyCheckpoint, tmp_path: Path, kv_dtype: KvDtype, dtype: Dtype, streamed: int
 ) -> None:

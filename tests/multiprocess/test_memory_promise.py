@@ -87,6 +87,7 @@ def test_a_daemon_stays_under_its_budget(
         assert daemon.messages == ""
 
 
+@pytest.mark.linux_ways
 def test_what_a_measurement_has_freed_is_given_back(tmp_path: Path) -> None:
     """For each of the threads that measure in turn, malloc kept 35 MiB outside the promise."""
     heads = {"num_heads": 8, "num_kv_heads": 4, "head_size": 64}
@@ -129,6 +130,7 @@ def test_a_shard_that_leaves_no_room_for_steps_is_refused(
         cluster.load(endless_checkpoint.path, dtype="float32", context_tokens=20_000, stream="off")
 
 
+@pytest.mark.linux_ways
 def test_less_memory_in_the_middle_of_replies_changes_no_token(tmp_path: Path) -> None:
     """Layers go to the disk, come back, and go again, though they were not opened for it."""
     prompts = [list(range(1, 8)), list(range(1, 40))]
@@ -168,6 +170,7 @@ def test_less_memory_in_the_middle_of_replies_changes_no_token(tmp_path: Path) -
         assert daemon.messages == ""
 
 
+@pytest.mark.linux_ways
 def test_less_memory_while_a_model_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +204,7 @@ def test_less_memory_while_a_model_is_loaded(
     assert found[0] == found[1]
 
 
+@pytest.mark.linux_ways
 def test_less_memory_that_the_disk_has_no_room_for_changes_nothing(tmp_path: Path) -> None:
     """Neither the promise, nor what is counted as taken, nor the model."""
     with (

@@ -202,6 +202,7 @@ def test_files_that_changed_in_place_are_described_anew(
     load_once(daemon.address, TinyCheckpoint(checkpoint.path))
 
 
+@pytest.mark.linux_ways
 def test_a_file_that_changes_under_its_model_is_sent_again(
     checkpoint: TinyCheckpoint, daemon: Daemon
 ) -> None:

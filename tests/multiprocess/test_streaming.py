@@ -70,6 +70,7 @@ def test_a_reply_left_early_makes_room_at_once(
         assert list(model.generate(prompt, max_new_tokens=4).token_ids) == expected
 
 
+@pytest.mark.linux_ways
 def test_the_peers_memory_is_given_back(
     cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
 ) -> None:

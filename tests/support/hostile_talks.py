@@ -41,7 +41,7 @@ from edge.protocol.frame_codec import Call, to_frame
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.kept_files import Keep
 from edge.protocol.lease import Lease
-from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile
+from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile, Prove
 from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
@@ -157,6 +157,7 @@ def measures(address: str, device: str | None = None) -> list[Frame]:
             Probe(place=place, small_bytes=8, large_bytes=9),
             Glance(place=place, small_bytes=8, large_bytes=9),
             Profile(model=SPEC, weight_format=uniform_format("int4", 32)),
+            Prove(weight_format=uniform_format("int4", 32), seed=1),
             MemoryRate(),
         ]
     )

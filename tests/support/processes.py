@@ -72,12 +72,25 @@ def run_bench(
 class Daemon:
     """One `edge peer` with its own cache, listening on 127.0.0.1."""
 
-    def __init__(self, cache: Path, *options: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, cache: Path, *options: str, listen: str = "127.0.0.1:0", program: str = "edge"
+    ) -> None:
         self.cache = cache
         cache.mkdir(parents=True, exist_ok=True)
         self._messages = (cache / "messages").open("w+b", buffering=0)
         self.process = subprocess.Popen(
-            [*EDGE, "peer", "--json", "--listen", listen, "--threads", "1", *options],
+            [
+                sys.executable,
+                "-m",
+                program,
+                "peer",
+                "--json",
+                "--listen",
+                listen,
+                "--threads",
+                "1",
+                *options,
+            ],
             stdout=subprocess.PIPE,
             stderr=self._messages,
             # As it would set itself, and then begin again: a test of its own sees to that.

@@ -36,6 +36,9 @@ class NullBackend:
     def copy_bytes_per_s(self) -> float | None:
         return None
 
+    def prove(self, weight_format: WeightFormat, seed: int) -> None:
+        return None
+
     def why_not(self) -> str | None:
         return None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
@@ -16,6 +17,7 @@ from edge.backends.ort.expert_stacks import Stacks, stacked_kinds, written_stack
 from edge.backends.ort.lowering import lower
 from edge.backends.ort.open_graphs import OpenGraphs
 from edge.backends.ort.program import OrtProgram
+from edge.backends.ort.proof import proof
 from edge.backends.ort.runtime import ort
 from edge.backends.ort.segments import GraphSegment
 from edge.backends.ort.self_check import run_self_check
@@ -76,6 +78,10 @@ class OrtBackend:
 
     def copy_bytes_per_s(self) -> float | None:
         return None
+
+    def prove(self, weight_format: WeightFormat, seed: int) -> list[NDArray[np.float32]]:
+        _prepare_process(self._threads)
+        return proof(weight_format, seed, _session_options)
 
     def why_not(self) -> str | None:
         if "CPUExecutionProvider" not in ort.get_available_providers():

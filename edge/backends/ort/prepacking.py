@@ -29,7 +29,13 @@ from numpy.typing import NDArray
 from edge.backends.ort.runtime import ort
 from edge.errors import RequestError
 from edge.offload import StoreFullError, disk_errors_as_store_errors
-from edge.system.pages import FileMapping, let_go_of, mappings_of, memory_over
+from edge.system.pages import (
+    FileMapping,
+    can_put_memory_over_mappings,
+    let_go_of,
+    mappings_of,
+    memory_over,
+)
 from edge.system.processor import instructions
 
 PART_ALIGNMENT = 2 << 20
@@ -218,6 +224,11 @@ def open_loose(template: Template, *, options: Callable[[], ort.SessionOptions])
     session = ort.InferenceSession(
         str(template.folder / _MODEL), options(), providers=["CPUExecutionProvider"]
     )
+    if not can_put_memory_over_mappings():
+        raise RequestError(
+            "on this system layers cannot be read from disk while a model is computed",
+            remedy="give the peer more --memory, or share the model with more peers",
+        )
     # Mappings of earlier sessions were replaced already. The list is read once, because it has
     # thousands of lines.
     mappings = tuple(mappings_of(template.folder / _DATA))

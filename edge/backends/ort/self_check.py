@@ -15,25 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.ort.attention_inputs import attention_face, keys_of
 from edge.backends.ort.products import Matrix, product
 from edge.backends.ort.runtime import ort
 from edge.backends.self_check import ROWS, Judge, spread
 from edge.backends.shard_arrays import ShardArrays
 from edge.kernels.activation.onnx import activated
 from edge.kernels.activation.reference import activated as activated_reference
-from edge.kernels.attention.onnx import (
-    AttentionNames,
-    CacheNames,
-    attention,
-    rotates_itself,
-)
 from edge.kernels.cases import Array, Case, Draw
 from edge.kernels.experts.onnx import StackedWeights, experts, in_turn, stacked_experts
 from edge.kernels.experts.reference import Routing
 from edge.kernels.experts.reference import experts as experts_reference
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.gated_mlp.reference import gated as gated_reference
-from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.layer_norm.onnx import add_layer_norm
 from edge.kernels.layer_norm.reference import add_layer_norm as layer_norm_reference
 from edge.kernels.linear_attention.onnx import linear_attention
@@ -185,7 +179,7 @@ class _Check:
         """The first rows of the longest step's inputs."""
         few = self._cases.cut(rows)
         if "total" in few:
-            few["lengths"], few["total"] = _keys_of(rows)
+            few["lengths"], few["total"] = keys_of(rows)
         return few
 
     def _add(
@@ -349,37 +343,13 @@ class _Check:
 
     def attention(self, layer: int, part: Attention) -> None:
         """Add attention of a single token and of a chunk."""
-        cases, prefix = self._cases, f"layers.{layer}."
-        form = part.packed(self._spec.norm_epsilon)
-        tables, turned = part.rotary.tables(_CONTEXT), form.turned_elements
-        dtype, elements = cache_row(part.head_size, None)
-        empty = np.zeros((1, part.num_kv_heads, _CONTEXT, elements), dtype)
-
-        def same(name: str, array: NDArray[Any]) -> str:
-            return cases.input(f"{name}.{layer}", *[array] * len(ROWS))
-
-        lengths, total = zip(*map(_keys_of, ROWS), strict=True)
-        positions = ""
-        if turned and not rotates_itself(part.head_size, turned):
-            positions = cases.input(
-                "positions", *(np.arange(rows, dtype=np.int64)[None] for rows in ROWS)
-            )
-        names = AttentionNames(
-            cos=same("cos", tables[0]) if turned else "",
-            sin=same("sin", tables[1]) if turned else "",
-            positions=positions,
-            lengths=cases.input("lengths", *lengths),
-            total=cases.input("total", *total),
-        )
-        cache = CacheNames(keys=same("keys", empty), values=same("values", empty))
+        prefix, epsilon = f"layers.{layer}.", self._spec.norm_epsilon
+        form, tables = part.packed(epsilon), part.rotary.tables(_CONTEXT)
+        face = attention_face(self._cases, part, epsilon, ROWS, _CONTEXT, label=f"{layer}")
         norms: tuple[Array | None, ...] = None, None
         if part.query_key_norm or part.joint_norm:
             norms = tuple(self._arrays.read(f"{prefix}{name}_norm") for name in ("query", "key"))
         sinks = self._arrays.read(f"{prefix}sinks") if part.has_sinks else None
-
-        def face(graph: OnnxGraph, x: str, query_norm: str, key_norm: str, sinks: str) -> str:
-            norms = {"query_norm": query_norm, "key_norm": key_norm}
-            return attention(graph, x, cache, names, form, sinks=sinks, **norms)[0]
 
         def formula(
             x: Array, query_norm: Array | None, key_norm: Array | None, sinks: Array | None
@@ -421,11 +391,6 @@ class _Check:
             weights=(self._arrays.read(role), bias), attends=True,
             states=tuple(self._draw.normal(*shape) for shape in part.state_shapes),
         )  # fmt: skip
-
-
-def _keys_of(rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Attention's inputs for the last key, and for the number of keys."""
-    return np.asarray([rows - 1], np.int32), np.asarray(rows, np.int32)
 
 
 def _held(part: FeedForward | None) -> range:

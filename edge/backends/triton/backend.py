@@ -101,6 +101,9 @@ class TritonBackend:
     def copy_bytes_per_s(self) -> float | None:
         return self._opened().copy_bytes_per_s()
 
+    def prove(self, weight_format: WeightFormat, seed: int) -> None:
+        return None
+
     def load(
         self,
         spec: ModelSpec,

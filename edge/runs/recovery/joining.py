@@ -16,6 +16,7 @@ from edge.partition import ClusterSpec, Estimate, Move, UnderWay
 from edge.planning.able_peers import able_peers
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.proposal import Proposal
+from edge.planning.proving import wrong_peers
 from edge.planning.rate_words import rate_in_words
 from edge.planning.repairing import moved_proposal
 from edge.protocol.peer_info import PeerInfo
@@ -112,7 +113,11 @@ class Joining:
             return  # a device was lost meanwhile
         peers = [*self._in_use(), *(each for each in there if each.id not in before.plan.devices)]
         async with self._reloading.opened() as checkpoint:
-            peers, _others = able_peers(peers, checkpoint.spec)
+            weight_format = self._reloading.options.weight_format(checkpoint)
+            wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
+            peers, others = able_peers(peers, checkpoint.spec, wrong)
+            for sentence in others:
+                _log.info("%s", sentence)
             if {id for id, _epoch in new}.isdisjoint(each.id for each in peers):
                 self._refused |= new
                 return

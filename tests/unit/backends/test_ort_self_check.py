@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from edge.backends.ort import attention_inputs
 from edge.backends.ort import self_check as ort_self_check
 from edge.backends.ort.self_check import run_self_check
 from edge.backends.shard_arrays import ShardArrays
@@ -100,7 +101,8 @@ def test_the_operator_that_is_wrong_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tenth too large is wrong in every format."""
-    right = getattr(ort_self_check, face)
+    owner = attention_inputs if face == "attention" else ort_self_check
+    right = getattr(owner, face)
 
     def wrong(graph: OnnxGraph, *names: Any, **named: Any) -> Any:
         values = right(graph, *names, **named)
@@ -109,7 +111,7 @@ def test_the_operator_that_is_wrong_is_named(
         first = graph.node("Mul", many[0], scale)
         return (first, *many[1:]) if isinstance(values, tuple) else first
 
-    monkeypatch.setattr(ort_self_check, face, wrong)
+    monkeypatch.setattr(owner, face, wrong)
     with (
         shard(tmp_path, form=form) as arrays,
         pytest.raises(RequestError, match="back end ort computes wrongly") as refused,

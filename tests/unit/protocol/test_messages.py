@@ -88,6 +88,7 @@ FRAMES_SENT = (
     Keep(remove=("shards/x",)),
     measurements.MemoryRate(),
     measurements.Profile(model=SPEC, weight_format=uniform_format("int4", 128, "high")),
+    measurements.Prove(weight_format=uniform_format("int4", 128, "high"), seed=3),
     PROBE,
     measurements.Glance(place=PROBE.place, small_bytes=8, large_bytes=9),
     messages.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
@@ -183,6 +184,7 @@ ANSWERS = (
     TIMES,
     TIMES.glance,
     measurements.ReadRate(bytes_per_s=1e9),
+    measurements.Proof(numbers=bytes(8)),
     ShardTimes(
         prompt=StepTimes(), decode=StepTimes(steps=2, compute_s=0.5), resident_bytes=1,
         peak_bytes=2, kv_written_bytes=3,

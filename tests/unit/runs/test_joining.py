@@ -12,11 +12,13 @@ import pytest
 
 from edge.errors import PeerLostError
 from edge.runs.recovery.joining import MOVES_APART_S, Joining
+from tests.support.formats import uniform_format
 from tests.support.passing_time import let_pass
 from tests.support.peer_infos import peer_info
 from tests.support.specs import plain_spec
 
 OLD, NEW = peer_info("old"), peer_info("new")
+FORMAT = uniform_format("int4", 32)
 SPEC = plain_spec(hidden_size=64, num_heads=6, head_size=16, ffn_columns=96, vocab_size=100)
 
 
@@ -31,7 +33,7 @@ class Running:
         )
         self.plan = self.forecast.proposal.plan
         self.peers = {"old": OLD}
-        self.options = None
+        self.options = SimpleNamespace(weight_format=lambda _checkpoint: FORMAT)
         self.answers = ()
         self.failure = None
         self.is_recovering = False

@@ -1,0 +1,64 @@
+"""Attention in a graph of checked operators: a context that is empty at first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention, rotates_itself
+from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.onnx_cases import CaseGraph
+from edge.kernels.onnx_graph import OnnxGraph
+from edge.models.attention import Attention
+
+
+def attention_face(
+    cases: CaseGraph,
+    part: Attention,
+    epsilon: float,
+    steps: Sequence[int],
+    context: int,
+    *,
+    label: str,
+) -> Callable[..., str]:
+    """Rotary positions and attention in steps of so many tokens each, as a face with the arguments
+    (graph, queries with keys and values, query norm, key norm, sinks). Adds its inputs to `cases`;
+    label: a part of their names."""
+    form = part.packed(epsilon)
+    tables, turned = part.rotary.tables(context), form.turned_elements
+    dtype, elements = cache_row(part.head_size, None)
+    empty = np.zeros((1, part.num_kv_heads, context, elements), dtype)
+
+    def same(name: str, array: NDArray[Any]) -> str:
+        return cases.input(f"{name}.{label}", *[array] * len(steps))
+
+    lengths, total = zip(*map(keys_of, steps), strict=True)
+    positions = ""
+    if turned and not rotates_itself(part.head_size, turned):
+        positions = cases.input(
+            "positions", *(np.arange(rows, dtype=np.int64)[None] for rows in steps)
+        )
+    names = AttentionNames(
+        cos=same("cos", tables[0]) if turned else "",
+        sin=same("sin", tables[1]) if turned else "",
+        positions=positions,
+        lengths=cases.input("lengths", *lengths),
+        total=cases.input("total", *total),
+    )
+    cache = CacheNames(keys=same("keys", empty), values=same("values", empty))
+
+    def face(
+        graph: OnnxGraph, x: str, query_norm: str | None, key_norm: str | None, sinks: str | None
+    ) -> str:
+        norms = {"query_norm": query_norm, "key_norm": key_norm}
+        return attention(graph, x, cache, names, form, sinks=sinks, **norms)[0]
+
+    return face
+
+
+def keys_of(rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Attention's inputs for the last key, and for the number of keys."""
+    return np.asarray([rows - 1], np.int32), np.asarray(rows, np.int32)
