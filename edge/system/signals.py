@@ -4,10 +4,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from types import FrameType
+from typing import Any, TypeVar
 
 from edge.system.kind import PORTABLE
+
+Result = TypeVar("Result")
 
 HANGUP: int | None = None
 if sys.platform != "win32":
@@ -23,6 +26,12 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     if sys.platform == "win32" or PORTABLE:
         return asyncio.SelectorEventLoop()
     return asyncio.new_event_loop()
+
+
+def run_in_loop(main: Coroutine[Any, Any, Result]) -> Result:
+    """As `asyncio.run`, in a loop of `new_event_loop`."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
 
 
 def on_signal(loop: asyncio.AbstractEventLoop, number: int, told: Callable[[], object]) -> None:

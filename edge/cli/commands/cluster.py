@@ -18,6 +18,7 @@ from edge.membership.membership import Membership
 from edge.membership.store import TOKEN_VARIABLE, MembershipStore, config_root, write_token
 from edge.protocol.discovery import find_peers
 from edge.protocol.key_rotation_push import push_key_rotation
+from edge.system.signals import run_in_loop
 from edge.transport import Credentials
 
 _TELL_FOR_S = 3.0
@@ -141,7 +142,7 @@ def _exchanged(
             interfaces=interfaces or None,
             expected=own.current().lenders,
         )
-        found, _ = asyncio.run(finding)
+        found, _ = run_in_loop(finding)
         ours = own.current().identity.id
         return {peer.device_id: peer.own_name for peer in found if peer.device_id != ours}
     return {}
@@ -181,7 +182,7 @@ def rotate(
     click.echo(f"The cluster is {fingerprint(made.cluster_id)} now.")
     if made.taken_in:
         most = len(made.others)
-        told = asyncio.run(_carried(own.credentials(), cluster, interfaces or None, most))
+        told = run_in_loop(_carried(own.credentials(), cluster, interfaces or None, most))
         names = ", ".join(made.others.values())
         click.echo(f"Of {names}, {told} have followed; others will when they meet a member.")
     expelled = before.expelled.ids - made.others.keys()

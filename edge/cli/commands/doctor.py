@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import os
 import platform
@@ -43,6 +42,7 @@ from edge.profiling.coordinator_links import coordinator_links
 from edge.protocol.peer_info import PeerInfo
 from edge.system.processes import allowed_cores
 from edge.system.processor import instructions, processor_names
+from edge.system.signals import run_in_loop
 from edge.transport import TransportError, interface_states, parse_address
 from edge.version import __version__
 
@@ -148,7 +148,7 @@ def _device_facts(listen: str) -> DeviceFacts:
 def _links(peers: Sequence[PeerInfo]) -> list[DiagnosedLink]:
     """The links to peers on other machines, measured now."""
     found = []
-    measured = asyncio.run(coordinator_links(peers)) if peers else {}
+    measured = run_in_loop(coordinator_links(peers)) if peers else {}
     for peer in peers:
         interface = interface_to(parse_address(peer.address)[0])
         found.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -23,6 +22,7 @@ from edge.membership.roles import ROLES
 from edge.membership.store import MembershipStore, config_root
 from edge.protocol.peer_info import is_loopback
 from edge.system.heap import with_malloc_settings
+from edge.system.signals import run_in_loop
 
 
 @click.command("pair", short_help="Make two devices members of one cluster.")
@@ -125,7 +125,7 @@ def _invite(
         segno.make(words, error="l").terminal(compact=True)
         click.echo(_hint(places[0], addresses))
 
-    other = asyncio.run(
+    other = run_in_loop(
         invite(
             words,
             own,
@@ -167,7 +167,7 @@ def _join(
             f"this device is in a cluster with {', '.join(present.others.values())}",
             remedy="add --leave to leave that cluster",
         )
-    membership, other = asyncio.run(
+    membership, other = run_in_loop(
         find_and_join(words, store.identity(), name, address=address, interfaces=interfaces or None)
     )
     store.keep(membership)

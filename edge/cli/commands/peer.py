@@ -23,7 +23,8 @@ from edge.backends.registry import open_backend, usual_backend
 from edge.cli.config_file import as_toml, config_option, read_config
 from edge.cli.field_options import field_options, given_options
 from edge.cli.logs import LogOptions, set_up_logging
-from edge.cli.service_unit import Service, install_unit, peer_task, service_unit
+from edge.cli.services.managers import MANAGERS
+from edge.cli.services.service import Service, install_service, peer_task
 from edge.errors import RequestError
 from edge.host.addresses import has_ipv4_network
 from edge.host.blas_threads import limit_blas_threads
@@ -37,7 +38,8 @@ from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.protocol.heartbeat import LEAVES_WITHIN_S
 from edge.system.descriptors import allow_descriptors
-from edge.system.signals import on_signal
+from edge.system.kind import usual_service_manager
+from edge.system.signals import on_signal, run_in_loop
 from edge.transport import Credentials, format_address, parse_address
 
 if TYPE_CHECKING:
@@ -122,7 +124,7 @@ def command(
       edge peer --backend ort                       the CPU, also where there is a GPU
       edge peer --gpu 1                             the second GPU; --gpu 0 in a daemon of its own
       edge peer --config edge.toml --log-file /var/log/edge/peer.log --log-level info
-      edge peer install                             at each start of the machine, by systemd
+      edge peer install                             at each start of the machine
 
     Each GPU of a host needs its own daemon. Daemons that share layers use NCCL for sums.
 
@@ -170,11 +172,11 @@ def command(
             "the network can read along",
             err=True,
         )
-        asyncio.run(_until_ended(lambda ending: serve(settings, None, None, ending)))
+        run_in_loop(_until_ended(lambda ending: serve(settings, None, None, ending)))
     elif handed_keys:
         handed = TlsCredentials.from_bytes(sys.stdin.buffer.readline(_MOST_HANDED_BYTES))
         shown = handed.credentials_of_a_run()
-        asyncio.run(_until_ended(lambda ending: serve(settings, shown, handed.id, ending)))
+        run_in_loop(_until_ended(lambda ending: serve(settings, shown, handed.id, ending)))
     else:
         # A daemon with handed keys does not need the modules that make and store them.
         from edge.membership.current import CurrentMembership
@@ -184,7 +186,7 @@ def command(
         telling = store.telling() if settings.announce else contextlib.nullcontext()
         with store.numbered() as (number, epoch), telling:
             serve = functools.partial(serve, epoch=epoch)
-            asyncio.run(
+            run_in_loop(
                 _until_ended(lambda ending: _serve_clusters(serve, settings, own, number, ending))
             )
 
@@ -199,12 +201,26 @@ def command(
 @click.option(
     "--system",
     is_flag=True,
-    help="For the whole system, at boot; root writes the unit, the daemon runs as your user.",
+    help="For the whole system, at boot; root writes the file, the daemon runs as your user.",
 )
-@click.option("--print", "print_only", is_flag=True, help="Print the unit and write nothing.")
+@click.option("--print", "print_only", is_flag=True, help="Print the file and write nothing.")
+@click.option(
+    "--manager",
+    type=click.Choice(list(MANAGERS)),
+    default=usual_service_manager(),
+    help="The program that starts services: systemd on Linux, launchd on macOS, task-scheduler on "
+    "Windows; by default, this system's.",
+)
 @click.pass_context
-def install(context: click.Context, /, config: Path | None, system: bool, print_only: bool) -> None:
-    """Write a systemd unit that runs the daemon, and print the next commands.
+def install(
+    context: click.Context,
+    /,
+    config: Path | None,
+    system: bool,
+    print_only: bool,
+    manager: str,
+) -> None:
+    """Write the file of a service that runs the daemon, and print the next commands.
 
     \b
     Examples:
@@ -212,15 +228,16 @@ def install(context: click.Context, /, config: Path | None, system: bool, print_
       edge peer install --config ~/edge.toml
       sudo edge peer install --system               at boot, as your user
       edge peer install --print
+      edge peer install --print --manager launchd   what it would be on a Mac
     """
     if config is not None:
         assert context.parent is not None
         read_config(config, context.parent)
     service = Service.of_this_process(peer_task(config), is_system=system)
     if print_only:
-        click.echo(service_unit(service), nl=False)
+        click.echo(MANAGERS[manager].text(service), nl=False)
         return
-    for line in install_unit(service):
+    for line in install_service(MANAGERS[manager], service):
         click.echo(line)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import json
@@ -22,6 +21,7 @@ from edge.cli.sentences import print_sentence
 from edge.host.free_memory import format_size
 from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
+from edge.system.signals import run_in_loop
 
 
 def _device(peer: PeerInfo) -> str:
@@ -118,7 +118,7 @@ def command(wanted: ClusterOptions, wide: bool, watch: bool, every_s: float, as_
             every_s=every_s,
         )
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the usual end
-            asyncio.run(_watch(looks, wide=wide, as_json=as_json))
+            run_in_loop(_watch(looks, wide=wide, as_json=as_json))
         return
     with open_cluster(wanted) as found:
         peers = found.peers

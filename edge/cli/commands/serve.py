@@ -27,7 +27,8 @@ from edge.api.hub_download import check_model
 from edge.cli.field_options import given_options
 from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.options import ClusterOptions, cluster_options, model_options, read_plan, way_to
-from edge.cli.service_unit import Service, install_unit, server_task, service_unit
+from edge.cli.services.managers import own_manager
+from edge.cli.services.service import Service, install_service, server_task
 from edge.concurrency.blocking import run_blocking
 from edge.errors import RequestError
 from edge.partition import Parallel, Plan
@@ -39,7 +40,7 @@ from edge.server.guard import Rules
 from edge.server.keys import read_keys
 from edge.server.model_pool import ModelPool
 from edge.server.previews import Previews
-from edge.system.signals import HANGUP, no_longer_on_signal, on_signal
+from edge.system.signals import HANGUP, no_longer_on_signal, on_signal, run_in_loop
 from edge.weights.hub_cache import name_of_file
 from edge.weights.pooling import Pooling
 
@@ -126,7 +127,7 @@ class _Remembers(click.Command):
     "--install",
     "place",
     type=click.Choice(["user", "system", "print"]),
-    help="Write a systemd unit with all these options instead of serving: user serves while you "
+    help="Write a service with all these options instead of serving: user serves while you "
     "are logged in, system from boot on; or print it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON when ready.")
@@ -193,7 +194,7 @@ def command(
         rules = Rules(
             keys=keys, hosts=("localhost",) if is_own else (), origins=checked_origins(origins)
         )
-        asyncio.run(
+        run_in_loop(
             serve(
                 models,
                 options,
@@ -211,7 +212,8 @@ def command(
 
 
 def _installed(typed: Sequence[str], place: str) -> list[str]:
-    """Lines about the unit, or the unit itself. Raises RequestError if it cannot be written."""
+    """Lines about the service's file, or the file itself. Raises RequestError if it cannot be
+    written."""
     option = "--install"
     kept = [
         each
@@ -219,7 +221,9 @@ def _installed(typed: Sequence[str], place: str) -> list[str]:
         if before != option and each.partition("=")[0] != option
     ]
     service = Service.of_this_process(server_task(kept, Path.cwd()), is_system=place == "system")
-    return service_unit(service).splitlines() if place == "print" else install_unit(service)
+    if place == "print":
+        return own_manager().text(service).splitlines()
+    return install_service(own_manager(), service)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

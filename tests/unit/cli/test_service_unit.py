@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import plistlib
 import re
 import shlex
 import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
 
 from edge.cli.main import cli
-from edge.cli.service_unit import (
-    Service,
-    next_commands,
-    peer_task,
-    server_task,
-    service_unit,
-    write_unit,
-)
+from edge.cli.services.managers import MANAGERS, own_manager
+from edge.cli.services.service import Service, install_service, peer_task, server_task
+from edge.cli.services.systemd import Systemd
 from edge.demos.bundled import MODEL
 from edge.errors import RequestError
 from tests.architecture.test_names import REPOSITORY
@@ -42,7 +39,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_runs_the_daemon_with_its_file() -> None:
-    lines = service_unit(SERVICE).splitlines()
+    lines = Systemd().text(SERVICE).splitlines()
     assert "ExecStart=/usr/bin/python3 -P -m edge peer --config /etc/edge.toml" in lines
     assert "WantedBy=default.target" in lines
     assert "NoNewPrivileges=yes" in lines
@@ -50,9 +47,9 @@ def test_it_runs_the_daemon_with_its_file() -> None:
 
 
 def test_for_the_system_it_is_somebodys_and_hardened_further() -> None:
-    lines = service_unit(replace(SERVICE, is_system=True, user="anna")).splitlines()
+    lines = Systemd().text(replace(SERVICE, is_system=True, user="anna")).splitlines()
     assert {"User=anna", "WantedBy=multi-user.target", "ProtectSystem=full"} <= set(lines)
-    assert all("sudo" in line or "journalctl" in line for line in next_commands(
+    assert all("sudo" in line or "journalctl" in line for line in Systemd().next_commands(
         replace(SERVICE, is_system=True)
     ))  # fmt: skip
 
@@ -64,12 +61,12 @@ def test_words_that_systemd_would_read_otherwise_are_quoted() -> None:
         task=peer_task(Path("/data/100%/$HOME/c d.toml")),
         environment=(("EDGE_CACHE", "/x y/50%$"),),
     )
-    text = service_unit(service)
+    text = Systemd().text(service)
     assert 'ExecStart="/opt/a \\"b\\"/python" -P' in text
     assert '"/data/100%%/$$HOME/c d.toml"' in text
     assert 'Environment="EDGE_CACHE=/x y/50%%$"' in text
-    with pytest.raises(RequestError, match="cannot be part of a unit"):
-        service_unit(replace(SERVICE, task=peer_task(Path("/a\nExecStart=b"))))
+    with pytest.raises(RequestError, match="cannot be part of a service"):
+        Systemd().text(replace(SERVICE, task=peer_task(Path("/a\nExecStart=b"))))
 
 
 @pytest.mark.parametrize("is_system", [False, True])
@@ -81,7 +78,7 @@ def test_systemd_finds_nothing_wrong(is_system: bool, serves: bool, tmp_path: Pa
     task = server_task(("m.gguf", "--port", "0"), folder) if serves else peer_task(folder / "a")
     unit = tmp_path / f"{task.name}.service"
     unit.write_text(
-        service_unit(
+        Systemd().text(
             replace(SERVICE, is_system=is_system, task=task, python=shutil.which("sh") or "sh")
         )
     )
@@ -131,10 +128,61 @@ def test_the_unit_of_somebody_else_stays(settings: Path) -> None:
     assert unit.read_text() == "[Unit]\n"
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
     with pytest.raises(RequestError, match="print it instead"):
-        write_unit(tmp_path / "file" / "edge-peer.service", SERVICE)
+        install_service(Systemd(), SERVICE)
+
+
+def test_launchd_gets_the_same_command() -> None:
+    service = replace(
+        SERVICE,
+        task=peer_task(Path("/data/a <b> & c.toml")),
+        environment=(("EDGE_CACHE", "/x y"),),
+    )
+    text = MANAGERS["launchd"].text(service)
+    assert "Written by edge peer install" in text
+    told = plistlib.loads(text.encode())
+    words = ["/usr/bin/python3", "-P", "-m", "edge", "peer", "--config", "/data/a <b> & c.toml"]
+    assert told["ProgramArguments"] == words
+    assert told["EnvironmentVariables"] == {"EDGE_CACHE": "/x y"}
+    assert told["RunAtLoad"] is True
+    assert "UserName" not in told
+    place = MANAGERS["launchd"].place(service)
+    assert place == Path.home() / "Library/LaunchAgents/org.edge-inference.edge-peer.plist"
+    system = replace(service, is_system=True, user="anna")
+    assert plistlib.loads(MANAGERS["launchd"].text(system).encode())["UserName"] == "anna"
+    assert MANAGERS["launchd"].place(system).parent == Path("/Library/LaunchDaemons")
+    assert any("bootstrap system" in line for line in MANAGERS["launchd"].next_commands(system))
+
+
+def test_the_task_scheduler_gets_the_same_command() -> None:
+    python = r"C:\Program Files\Python\python.exe"
+    service = replace(SERVICE, python=python, task=peer_task(Path("/data/a <b> & c.toml")))
+    text = MANAGERS["task-scheduler"].text(service)
+    assert "Written by edge peer install" in text
+    root = ElementTree.fromstring(text)
+    space = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
+
+    def value(path: str) -> str | None:
+        return root.findtext(path, namespaces=space)
+
+    assert value("t:Actions/t:Exec/t:Command") == python
+    arguments = value("t:Actions/t:Exec/t:Arguments")
+    assert arguments == '-P -m edge peer --config "/data/a <b> & c.toml"'
+    assert value("t:Triggers/t:LogonTrigger/t:Enabled") == "true"
+    assert value("t:Settings/t:ExecutionTimeLimit") == "PT0S"
+    assert value("t:Settings/t:StopIfGoingOnBatteries") == "false"
+    assert root.findtext("t:Triggers/t:BootTrigger/t:Enabled", namespaces=space) is None
+    create = MANAGERS["task-scheduler"].next_commands(service)[-2]
+    assert create.startswith("schtasks /Create /F /TN edge-peer /XML ")
+
+
+def test_this_system_has_systemd() -> None:
+    assert isinstance(own_manager(), Systemd)
+    printed = run_edge("peer", "install", "--print", "--manager", "launchd")
+    assert plistlib.loads(printed.out.encode())["ProgramArguments"][-1] == "peer"
 
 
 def test_a_server_is_installed_as_it_was_typed(

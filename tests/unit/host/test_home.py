@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from edge.cli.commands.completion import _place_for
-from edge.cli.service_unit import Service, peer_task, place_of
+from edge.cli.services.service import Service, peer_task
+from edge.cli.services.systemd import Systemd
 from edge.errors import RequestError
 from edge.host.cache_paths import CACHE_VARIABLE, cache_root
 from edge.host.home import expanded, home_or_none
@@ -68,7 +69,7 @@ def test_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service.of_this_process(peer_task(None), is_system=False)
     assert service.user == "somebody"
     with pytest.raises(RequestError, match="set HOME"):
-        place_of(service)
+        Systemd().place(service)
 
 
 def test_a_path_of_somebody_unknown() -> None:
