@@ -116,6 +116,23 @@ class PeerSettings:
         help="Append a line of JSON when a model is loaded here and when it is freed: device, "
         "model, time.",
     )
+    on_battery: str = option(
+        "on",
+        choices=("on", "off"),
+        help="off: lend nothing while the device runs on its battery; answers move to others.",
+    )
+    idle_only: bool = option(
+        False,
+        help="Lend only while nobody uses the keyboard and the mouse; answers move to others.",
+    )
+    spare_memory_bytes: int | None = option(
+        None,
+        flags=("--spare-memory",),
+        parse=parse_size,
+        metavar="SIZE",
+        help="Hand everything over when less memory than this is free, before the system swaps; "
+        "lend again when twice as much is.  [default: the budget of --memory stays lent]",
+    )
     cache_root: Path = field(default_factory=cache_root)
     announce: bool = True
     """Whether to announce by zeroconf. Otherwise others need the address."""

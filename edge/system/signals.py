@@ -1,9 +1,11 @@
 """Signals in an event loop, and the loop itself, on every system."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
@@ -11,6 +13,8 @@ from typing import Any, TypeVar
 from edge.system.kind import PORTABLE
 
 Result = TypeVar("Result")
+
+_INPUT_BYTES = 4096
 
 HANGUP: int | None = None
 if sys.platform != "win32":
@@ -58,3 +62,20 @@ def no_longer_on_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:
 def end_by(number: int) -> None:
     """End this process by a signal, so that the process which started it sees that."""
     os.kill(os.getpid(), number)
+
+
+def on_end_of_input(loop: asyncio.AbstractEventLoop, told: Callable[[], object]) -> None:
+    """Call `told` in the loop once the standard input ends, as a pipe from another process does
+    when that process ends.
+
+    A thread reads, because not every system can watch a pipe in a loop.
+    """
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(0, _INPUT_BYTES):
+                pass
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(told)
+
+    threading.Thread(target=read, name="edge-input", daemon=True).start()

@@ -35,11 +35,12 @@ from edge.membership.roles import LEND
 from edge.membership.tls_credentials import TlsCredentials
 from edge.peer.daemon import PeerDaemon
 from edge.peer.resources import PeerResources
+from edge.peer.rest import Rest
 from edge.peer.settings import PeerSettings
 from edge.protocol.heartbeat import LEAVES_WITHIN_S
 from edge.system.descriptors import allow_descriptors
 from edge.system.kind import usual_service_manager
-from edge.system.signals import on_signal, run_in_loop
+from edge.system.signals import on_end_of_input, on_signal, run_in_loop
 from edge.transport import Credentials, format_address, parse_address
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def command(
             "the network can read along",
             err=True,
         )
-        run_in_loop(_until_ended(lambda ending: serve(settings, None, None, ending)))
+        run_in_loop(_until_ended(lambda ending: _serve_anybody(serve, settings, ending)))
     elif handed_keys:
         handed = TlsCredentials.from_bytes(sys.stdin.buffer.readline(_MOST_HANDED_BYTES))
         shown = handed.credentials_of_a_run()
@@ -185,9 +186,10 @@ def command(
         own, store = CurrentMembership(settings.name), MembershipStore(config_root())
         telling = store.telling() if settings.announce else contextlib.nullcontext()
         with store.numbered() as (number, epoch), telling:
-            serve = functools.partial(serve, epoch=epoch)
             run_in_loop(
-                _until_ended(lambda ending: _serve_clusters(serve, settings, own, number, ending))
+                _until_ended(
+                    lambda ending: _serve_clusters(serve, settings, own, number, epoch, ending)
+                )
             )
 
 
@@ -264,6 +266,10 @@ def _only(gpu: int, backend: str) -> str:
     return "triton"
 
 
+_SAID_AFTER_S = 0.5
+"""Seconds of a rest before it is told: the first look takes a moment."""
+
+
 class _Ending:
     """The signals to end the daemon; a second one ends it at once."""
 
@@ -273,6 +279,11 @@ class _Ending:
 
     def told(self) -> None:
         (self.at_once if self.wished.is_set() else self.wished).set()
+
+    def at_once_told(self) -> None:
+        """The supervisor and its models have gone."""
+        self.at_once.set()
+        self.wished.set()
 
 
 async def _until_ended(serve: Callable[[_Ending], Awaitable[object]]) -> None:
@@ -289,11 +300,13 @@ async def _serve_clusters(
     settings: PeerSettings,
     own: CurrentMembership,
     number: int,
+    epoch: int,
     ending: _Ending,
 ) -> None:
-    """Serve this device's cluster; start anew when the device joins another cluster, or when the
-    cluster's key is rotated."""
-    while not ending.wished.is_set():
+    """Serve this device's cluster; start anew when the device joins another cluster, when the
+    cluster's key is rotated, and after a rest."""
+    rest, starts = Rest(settings), 0
+    while await _may_lend(rest, settings, ending):
         membership = own.current()
         if LEND not in membership.roles:
             raise RequestError(
@@ -302,7 +315,37 @@ async def _serve_clusters(
             )
         id = peer_id(membership.identity.id, number)
         moved = functools.partial(_moved, own, membership)
-        settings = await serve(settings, own.credentials(), id, ending, moved=moved)
+        settings = await serve(
+            settings, own.credentials(), id, ending, epoch=epoch + starts, moved=moved, rest=rest
+        )
+        starts += 1  # others take what comes again with the same epoch for what left
+
+
+async def _serve_anybody(
+    serve: Callable[..., Awaitable[PeerSettings]], settings: PeerSettings, ending: _Ending
+) -> None:
+    """Serve without keys, with rests."""
+    rest = Rest(settings)
+    while await _may_lend(rest, settings, ending):
+        settings = await serve(settings, None, None, ending, rest=rest)
+
+
+async def _may_lend(rest: Rest, settings: PeerSettings, ending: _Ending) -> bool:
+    """Wait until the device lends. Returns False if the daemon ends before."""
+    lends, ends = asyncio.ensure_future(rest.ends()), asyncio.ensure_future(ending.wished.wait())
+    try:
+        first = asyncio.FIRST_COMPLETED
+        await asyncio.wait((lends, ends), timeout=_SAID_AFTER_S, return_when=first)
+        if not (lends.done() or ends.done()):
+            click.echo(f"peer {settings.name} lends nothing for now: {rest.reason}", err=True)
+            await asyncio.wait((lends, ends), return_when=first)
+        if lends.done():
+            lends.result()
+        return not ending.wished.is_set()
+    finally:
+        for each in (lends, ends):
+            each.cancel()
+        await asyncio.gather(lends, ends, return_exceptions=True)
 
 
 async def _moved(own: CurrentMembership, membership: Membership) -> None:
@@ -320,10 +363,11 @@ async def _serve(
     *,
     epoch: int | None = None,
     moved: Callable[[], Coroutine[None, None, None]] | None = None,
+    rest: Rest | None = None,
     supervised: bool = False,
     as_json: bool,
 ) -> PeerSettings:
-    """Run one daemon until a signal, the end of its supervisor, or the return of `moved`.
+    """Run one daemon until a signal, the end of its supervisor, the return of `moved`, or a rest.
 
     Returns settings with which the next daemon listens on the same port.
     """
@@ -335,13 +379,15 @@ async def _serve(
         await daemon.start()
         _say_ready(daemon.resources, as_json=as_json)
         if supervised:
-            loop.add_reader(sys.stdin, _on_input, ending)
+            on_end_of_input(loop, ending.at_once_told)
         if moved is not None:
             waits.append(asyncio.ensure_future(moved()))
+        if rest is not None:
+            waits.append(asyncio.ensure_future(rest.begins()))
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for each in done:
             each.result()
-        if ending.wished.is_set():
+        if ending.wished.is_set() or (rest is not None and rest.reason is not None):
             await _leave(daemon, ending, as_json=as_json)
         host, _ = parse_address(settings.listen)
         _, port = parse_address(daemon.resources.listens_at[0])
@@ -350,9 +396,6 @@ async def _serve(
         for each in waits:
             each.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
-        if supervised:
-            with contextlib.suppress(ValueError):
-                loop.remove_reader(sys.stdin)
         closing = asyncio.create_task(daemon.aclose())
         await asyncio.wait([closing], timeout=EXIT_TIMEOUT_S)
         if not closing.done():
@@ -377,13 +420,6 @@ async def _leave(daemon: PeerDaemon, ending: _Ending, *, as_json: bool) -> None:
     for each in waits:
         each.cancel()
     await asyncio.gather(*waits, return_exceptions=True)
-
-
-def _on_input(ending: _Ending) -> None:
-    """End at once: the supervisor and its models have gone."""
-    if not os.read(sys.stdin.fileno(), 4096):
-        ending.at_once.set()
-        ending.wished.set()
 
 
 def _say_ready(peer: PeerResources, *, as_json: bool) -> None:
