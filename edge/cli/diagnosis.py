@@ -318,7 +318,7 @@ def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Fi
 
 def _offers(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
     """A finding if the daemons of this machine offer more of its memory than is free: each offers
-    what was free when it started."""
+    all that is free, or what it was given."""
     here = [peer for peer in peers if peer.host == facts.host and peer.host_memory_bytes is None]
     offered_bytes = sum(peer.free_bytes for peer in here)
     if offered_bytes > _MOST_OFFERED * facts.machine_free_bytes:

@@ -250,7 +250,7 @@ class CoordinatorSessions:
                     packed=packed,
                     # The KV cache and the buffers are empty until the first step, so loading may
                     # use them.
-                    load_room_bytes=self._peer.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
+                    load_room_bytes=self._peer.free_bytes(None) + use.kv_bytes + use.buffer_bytes,
                     # A separate limit for models covers weights and KV caches together.
                     lends_buffers=self._peer.ledger.model_limit_bytes is None,
                     host_bytes=hosted.host_bytes,

@@ -73,6 +73,11 @@ class PeerDescription:
     limit of their own."""
     host: Printable
     """The machine that it is on; peers of one host share its memory."""
+    memory_pool: Printable | None = None
+    """The memory that its budget is a part of; peers of one pool share it. None: a user gave the
+    budget, or it is a GPU's."""
+    pool_free_bytes: int = 0
+    """Bytes of that memory which are free for models now."""
     identity: Printable
     """Changes when the device must be measured again."""
     host_memory_bytes: int | None = None
