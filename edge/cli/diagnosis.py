@@ -124,9 +124,8 @@ def device_findings(facts: DeviceFacts, *, finds_peers: bool) -> Iterator[Findin
     if not facts.multicast:
         yield Finding(
             subject="network",
-            found="no interface with an IPv4 address is up, except loopback",
-            remedy="Connect this device to the network of the others. If that has IPv6 alone, "
-            "start edge peer --listen '[::]:5000', and name peers by --peer '[ADDRESS]:PORT'.",
+            found="no interface with an address is up, except loopback",
+            remedy="Connect this device to the network of the others.",
         )
     for name, failure in facts.multicast.items():
         yield Finding(

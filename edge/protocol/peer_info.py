@@ -356,7 +356,7 @@ def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:
                 raise NetworkError(
                     f"peer {peer.name} listens on {', '.join(peer.addresses)} only, where other "
                     "devices cannot reach it",
-                    remedy="start it with --listen 0.0.0.0:0",
+                    remedy="start it with --listen :0",
                 )
     return {
         seat: Place(
