@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
 from edge.api.local_peers import LocalPeers, LocalSettings
@@ -71,10 +71,11 @@ async def discover(
     if absent := sorted(name for id, name in expected.items() if id not in found):
         _log.warning("paired, but not found: %s", ", ".join(absent))
 
-    def find(
-        presences: Presences,
-    ) -> Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]:
-        return find_peers(cluster, own, timeout_s=2.0, interfaces=interfaces, presences=presences)
+    async def find(presences: Presences) -> tuple[Sequence[PeerInfo], Sequence[EdgeError]]:
+        peers, left_out = await find_peers(
+            cluster, own, timeout_s=2.0, interfaces=interfaces, presences=presences
+        )
+        return await by_fastest_address(peers), left_out
 
     def watch(used: Used, presences: Presences, every_s: float) -> AsyncGenerator[Look]:
         return watch_peers(
