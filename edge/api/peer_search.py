@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
+from edge.api.absent_devices import note, worth_waiting
 from edge.api.local_peers import LocalPeers, LocalSettings
 from edge.api.own_credentials import lenders, own_credentials
 from edge.concurrency.blocking import run_blocking
@@ -62,12 +63,14 @@ async def discover(
         timeout_s=timeout_s,
         at_least=at_least,
         interfaces=interfaces,
-        expected=expected,
+        expected=await run_blocking(lambda: worth_waiting(cluster, expected)),
     )
+    found = {peer.device_id for peer in peers}
+    if interfaces is None:  # on some interfaces alone, not every device can be found
+        await run_blocking(lambda: note(cluster, expected, found))
     peers = await by_fastest_address(peers)
     for failure in left_out:
         _log.warning("a peer is announced, but left out: %s", failure)
-    found = {peer.device_id for peer in peers}
     if absent := sorted(name for id, name in expected.items() if id not in found):
         _log.warning("paired, but not found: %s", ", ".join(absent))
 

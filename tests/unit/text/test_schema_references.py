@@ -101,7 +101,7 @@ def test_arguments_by_reference_are_those_that_are_named() -> None:
 def test_places_inside_each_other_are_held_once_each_and_not_without_end() -> None:
     pointers = ["#" + "/items" * level for level in range(1, 41)]
     for size, is_moved in ((20, True), (2000, False)):
-        deep = {"properties": {f"p{n}": {} for n in range(size)}}
+        deep: Json = {"properties": {f"p{n}": {} for n in range(size)}}
         for _ in pointers:
             deep = {"items": deep}
         schema = {**deep, "properties": {f"p{n}": {"$ref": pointers[n % 40]} for n in range(400)}}
