@@ -373,13 +373,16 @@ class PeerResources:
         return {name: use for name, use in uses.items() if name in mine}
 
     def free_bytes(self, user: Member | None, ledger: Ledger | None = None) -> int:
-        """Bytes that `user` may still take, of this peer's ledger or the one given, as far as they
-        are free now."""
-        ledger = self._as_free_now(ledger or self.ledger, PLAN_RESERVE)
+        """Bytes that `user` may still take, of this peer's ledger or the one given."""
+        ledger = ledger or self.ledger
         if user is None or self._user_limits.memory_bytes is None:
             return ledger.free_bytes
         held_bytes = sum(each.total for each in self._held_by(user, ledger).values())
         return max(0, min(ledger.free_bytes, self._user_limits.memory_bytes - held_bytes))
+
+    def free_now_bytes(self, user: Member | None, ledger: Ledger | None = None) -> int:
+        """The same, as far as they are free now."""
+        return self.free_bytes(user, self._as_free_now(ledger or self.ledger, PLAN_RESERVE))
 
     def park(self, owner: str | None, assignment: Assignment, program: StageProgram) -> str | None:
         """Park the program of an ended session, with the session's memory. Returns its name for
@@ -494,6 +497,7 @@ class PeerResources:
         settings = self.settings
         ledger = self._parked.without(self.ledger)
         free_bytes = 0 if self.leaving.is_set() else self.free_bytes(user, ledger)
+        free_now_bytes = min(free_bytes, self.free_now_bytes(user, ledger))
         sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
         return PeerDescription(
             id=self.id,
@@ -507,6 +511,7 @@ class PeerResources:
             memory_bytes=ledger.budget_bytes,
             floor_bytes=ledger.baseline.total,
             free_bytes=free_bytes,
+            free_now_bytes=free_now_bytes,
             model_free_bytes=min(free_bytes, ledger.model_free_bytes),
             host_memory_bytes=self.host_free_bytes,
             kv_memory_bytes=self.kv_room.free_memory_bytes,

@@ -60,7 +60,7 @@ class PeerInfo(PeerDescription):
     def __repr__(self) -> str:
         return (
             f"<PeerInfo {self.name} at {self.address}: {self.backend}, {self.health}, "
-            f"{format_size(self.free_bytes)} of {format_size(self.memory_bytes)} free>"
+            f"{format_size(self.free_now_bytes)} of {format_size(self.memory_bytes)} free>"
         )
 
     @property

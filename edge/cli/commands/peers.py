@@ -30,7 +30,7 @@ def _device(peer: PeerInfo) -> str:
 
 
 def _free(peer: PeerInfo) -> str:
-    return f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}"
+    return f"{format_size(peer.model_free_now_bytes)} of {format_size(peer.memory_bytes)}"
 
 
 def _loaded(peer: PeerInfo) -> str | None:
@@ -198,7 +198,7 @@ def _table_and_lines(peers: Sequence[PeerInfo], width: int | None) -> tuple[Tabl
         f"{', '.join(peer.name for peer in members)} share the memory of one machine, and "
         f"{format_size(free_bytes)} of it are free for all of them."
         for members, free_bytes in sharing(peers)
-        if sum(peer.free_bytes for peer in members) > free_bytes
+        if sum(peer.free_now_bytes for peer in members) > free_bytes
     ]
     if left_out:
         lines.append(f"No room for {', '.join(left_out)}: --wide shows all.")

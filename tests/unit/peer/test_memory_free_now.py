@@ -76,19 +76,21 @@ def test_what_others_have_taken_is_neither_told_nor_given(
     async def then(peer: PeerResources) -> None:
         promised = peer.describe()
         room_bytes = 4 * GIB - promised.floor_bytes
-        assert promised.free_bytes == room_bytes
+        assert (promised.free_bytes, promised.free_now_bytes) == (room_bytes, room_bytes)
         machine.others_bytes = 3 * GIB
         told = peer.describe()
-        assert told.free_bytes == 2 * GIB - 768 * MIB - told.floor_bytes
+        assert told.free_now_bytes == 2 * GIB - 768 * MIB - told.floor_bytes
+        assert told.device().memory_bytes == told.free_now_bytes
+        assert told.free_bytes == room_bytes
         assert (told.memory_bytes, told.identity) == (promised.memory_bytes, promised.identity)
         with pytest.raises(CapacityError, match="free on this machine now") as caught:
             await peer.reserve("load", Use(weight_bytes=2 * GIB))
         assert "end other programs" in (caught.value.remedy or "")
         assert not peer.ledger.uses
-        await peer.reserve("load", Use(weight_bytes=told.free_bytes))
+        await peer.reserve("load", Use(weight_bytes=told.free_now_bytes))
         peer.release("load")
         machine.others_bytes = 0
-        assert peer.describe().free_bytes == room_bytes
+        assert peer.describe().free_now_bytes == room_bytes
         await peer.reserve("load", Use(weight_bytes=room_bytes))
 
     with_peer(tmp_path, then)
@@ -100,11 +102,11 @@ def test_what_it_holds_already_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     async def then(peer: PeerResources) -> None:
         await peer.reserve("first", Use(weight_bytes=2 * GIB))
-        assert peer.describe().free_bytes == 2 * GIB - peer.ledger.baseline.total
+        assert peer.describe().free_now_bytes == 2 * GIB - peer.ledger.baseline.total
         machine.own_bytes = 2 * GIB
-        assert peer.describe().free_bytes == 2 * GIB - peer.ledger.baseline.total
+        assert peer.describe().free_now_bytes == 2 * GIB - peer.ledger.baseline.total
         machine.others_bytes = 3 * GIB
-        assert peer.describe().free_bytes == 0
+        assert peer.describe().free_now_bytes == 0
         assert peer.ledger.uses["first"].total == 2 * GIB
         with pytest.raises(CapacityError):
             await peer.reserve("second", Use(weight_bytes=MIB))
@@ -120,9 +122,9 @@ def test_memory_that_changes_a_little_changes_nothing(
     async def then(peer: PeerResources) -> None:
         promised = peer.describe()
         machine.others_bytes = 200 * MIB
-        assert peer.describe().free_bytes == promised.free_bytes
+        assert peer.describe().free_now_bytes == promised.free_bytes
         machine.others_bytes = 500 * MIB
-        assert peer.describe().free_bytes < promised.free_bytes
+        assert peer.describe().free_now_bytes < promised.free_bytes
         await peer.reserve("planned before", Use(weight_bytes=promised.free_bytes))
 
     with_peer(tmp_path, then)
@@ -140,7 +142,7 @@ def test_a_given_budget_is_a_promise(
             await peer.promise(3 * GIB)
         machine.others_bytes = 5 * GIB
         told = peer.describe()
-        assert (told.free_bytes, told.memory_pool) == (3 * GIB - told.floor_bytes, None)
+        assert (told.free_now_bytes, told.memory_pool) == (3 * GIB - told.floor_bytes, None)
         await peer.reserve("load", Use(weight_bytes=told.free_bytes))
 
     with_peer(tmp_path, then, memory_bytes=3 * GIB if is_started_with else None)

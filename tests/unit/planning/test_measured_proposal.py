@@ -186,6 +186,7 @@ def test_daemons_of_one_machine_do_not_plan_its_memory_twice(tmp_path: Path) -> 
                         memory_pool="m",
                         pool_free_bytes=pool_free_bytes,
                         free_bytes=free_bytes,
+                        free_now_bytes=free_bytes,
                         model_free_bytes=free_bytes,
                     )
                     for peer in plans.peers

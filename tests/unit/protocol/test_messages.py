@@ -156,6 +156,7 @@ DESCRIPTION = PeerDescription(
     memory_bytes=9,
     floor_bytes=1,
     free_bytes=8,
+    free_now_bytes=7,
     model_free_bytes=8,
     host="h",
     memory_pool="h/7",
