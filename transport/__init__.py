@@ -29,7 +29,12 @@ from edge.transport.link import Link, LinkState
 from edge.transport.link_guard import EAGER_BYTES
 from edge.transport.listener import Listener, listen
 from edge.transport.memory_link import MemoryLink
-from edge.transport.network_interfaces import interface_states, interfaces_in_order
+from edge.transport.network_interfaces import (
+    interface_states,
+    interfaces_in_order,
+    is_link_local,
+    with_scopes,
+)
 from edge.transport.tcp import bring_rotation, connect, connect_link
 from edge.transport.tcp_channel import TcpChannel
 from edge.transport.tcp_link import TcpLink
@@ -85,10 +90,12 @@ __all__ = [
     "format_address",
     "interface_states",
     "interfaces_in_order",
+    "is_link_local",
     "listen",
     "open_mesh",
     "parse_address",
     "parse_number",
+    "with_scopes",
 ]
 
 if not TYPE_CHECKING:  # otherwise a type checker accepts any name

@@ -90,8 +90,8 @@ def _number(host: str) -> IPAddress | None:
 async def resolve(address: str, *, to_listen: bool) -> list[SocketAddress]:
     """The socket addresses that ``address`` stands for, best first, never empty.
 
-    An empty host means all IPv4 interfaces for listening and is refused for connecting. A name
-    server is asked only for names, never for numbers.
+    An empty host means every interface for listening, of IPv4 and of IPv6, and is refused for
+    connecting. A name server is asked only for names, never for numbers.
 
     Raises:
         AddressError: the address cannot be parsed or its name cannot be resolved.
@@ -100,7 +100,10 @@ async def resolve(address: str, *, to_listen: bool) -> list[SocketAddress]:
     if not host:
         if not to_listen:
             raise AddressError(f"'{address}' names no host to connect to: write host:port")
-        host = "0.0.0.0"  # noqa: S104  the caller asked for all interfaces
+        return [
+            (socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104  the caller asked for all interfaces
+            (socket.AF_INET6, ("::", port, 0, 0)),
+        ]
     if not to_listen and port == 0:
         raise AddressError(f"'{address}' names no port to connect to: write host:port")
     loop = asyncio.get_running_loop()

@@ -9,11 +9,11 @@ import errno
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edge.transport.address import describe, format_address, resolve
+from edge.transport.address import SocketAddress, describe, format_address, resolve
 from edge.transport.async_socket import AsyncSocket, watch_for_death
 from edge.transport.channel import Channel
 from edge.transport.credentials import Credentials, Member
@@ -43,6 +43,9 @@ _ACCEPT_RETRY_S = 0.2
 _LOG_EVERY_S = 60.0
 """Seconds between two lines about connections that cannot be accepted."""
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_MOST_PORTS = 8
+"""Free ports that are tried where one is wanted for several addresses: it may be free on one only.
+"""
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 OnChannel = Callable[[Channel], Awaitable[None]]
@@ -239,7 +242,7 @@ async def listen(
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     max_unfinished_handshakes: int = MAX_UNFINISHED_HANDSHAKES,
 ) -> Listener:
-    """Listen on ``address``: ``host:port``, ``[IPv6]:port``, ``:port`` for all IPv4 interfaces.
+    """Listen on ``address``: ``host:port``, ``[IPv6]:port``, ``:port`` for all interfaces.
 
     Port 0 takes a free port, the same for every address of a name. Each channel and link goes to
     its handler in a task of the listener. The handler owns it and may keep it after it returns; if
@@ -253,17 +256,11 @@ async def listen(
     """
     encode_hello(hello)
     places = await resolve(address, to_listen=True)
-    sockets: list[socket.socket] = []
     try:
-        for family, place in places:
-            port = sockets[0].getsockname()[1] if sockets else place[1]
-            try:
-                sockets.append(_bind(family, (place[0], port, *place[2:])))
-            except OSError as error:
-                # "localhost" also means ::1, which a device without IPv6 cannot bind.
-                is_last_hope = place is places[-1][1] and not sockets
-                if error.errno not in _NOT_HERE or is_last_hope:
-                    raise
+        sockets = _bind_all(places)
+    except OSError as error:
+        raise AddressError(f"cannot listen on {address}: {describe(error)}") from error
+    try:
         return Listener(
             sockets,
             hello=hello,
@@ -275,10 +272,34 @@ async def listen(
             handshake_timeout_s=handshake_timeout_s,
             max_unfinished_handshakes=max_unfinished_handshakes,
         )
-    except OSError as error:
+    except BaseException:
         for bound in sockets:
             bound.close()
-        raise AddressError(f"cannot listen on {address}: {describe(error)}") from error
+        raise
+
+
+def _bind_all(places: Sequence[SocketAddress]) -> list[socket.socket]:
+    """Sockets on one port of all these addresses that this device has, at least one."""
+    for tries_left in reversed(range(_MOST_PORTS)):
+        sockets: list[socket.socket] = []
+        try:
+            for family, place in places:
+                port = sockets[0].getsockname()[1] if sockets else place[1]
+                try:
+                    sockets.append(_bind(family, (place[0], port, *place[2:])))
+                except OSError as error:
+                    # "localhost" also means ::1, which a device without IPv6 cannot bind.
+                    is_last_hope = place is places[-1][1] and not sockets
+                    if error.errno not in _NOT_HERE or is_last_hope:
+                        raise
+            break
+        except OSError as error:
+            is_chosen = places[0][1][1] == 0 and bool(sockets)
+            for bound in sockets:
+                bound.close()
+            if not (error.errno == errno.EADDRINUSE and is_chosen and tries_left):
+                raise
+    return sockets
 
 
 def _bind(family: int, place: tuple[Any, ...]) -> socket.socket:

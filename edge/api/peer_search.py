@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
+from edge.api.absent_devices import note, worth_waiting
 from edge.api.local_peers import LocalPeers, LocalSettings
 from edge.api.own_credentials import lenders, own_credentials
 from edge.concurrency.blocking import run_blocking
@@ -62,19 +63,22 @@ async def discover(
         timeout_s=timeout_s,
         at_least=at_least,
         interfaces=interfaces,
-        expected=expected,
+        expected=await run_blocking(lambda: worth_waiting(cluster, expected)),
     )
+    found = {peer.device_id for peer in peers}
+    if interfaces is None:  # on some interfaces alone, not every device can be found
+        await run_blocking(lambda: note(cluster, expected, found))
     peers = await by_fastest_address(peers)
     for failure in left_out:
         _log.warning("a peer is announced, but left out: %s", failure)
-    found = {peer.device_id for peer in peers}
     if absent := sorted(name for id, name in expected.items() if id not in found):
         _log.warning("paired, but not found: %s", ", ".join(absent))
 
-    def find(
-        presences: Presences,
-    ) -> Awaitable[tuple[Sequence[PeerInfo], Sequence[EdgeError]]]:
-        return find_peers(cluster, own, timeout_s=2.0, interfaces=interfaces, presences=presences)
+    async def find(presences: Presences) -> tuple[Sequence[PeerInfo], Sequence[EdgeError]]:
+        peers, left_out = await find_peers(
+            cluster, own, timeout_s=2.0, interfaces=interfaces, presences=presences
+        )
+        return await by_fastest_address(peers), left_out
 
     def watch(used: Used, presences: Presences, every_s: float) -> AsyncGenerator[Look]:
         return watch_peers(

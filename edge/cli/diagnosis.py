@@ -124,9 +124,8 @@ def device_findings(facts: DeviceFacts, *, finds_peers: bool) -> Iterator[Findin
     if not facts.multicast:
         yield Finding(
             subject="network",
-            found="no interface with an IPv4 address is up, except loopback",
-            remedy="Connect this device to the network of the others. If that has IPv6 alone, "
-            "start edge peer --listen '[::]:5000', and name peers by --peer '[ADDRESS]:PORT'.",
+            found="no interface with an address is up, except loopback",
+            remedy="Connect this device to the network of the others.",
         )
     for name, failure in facts.multicast.items():
         yield Finding(
@@ -318,9 +317,9 @@ def peers_together(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Fi
 
 def _offers(facts: DeviceFacts, peers: Sequence[PeerInfo]) -> Iterator[Finding]:
     """A finding if the daemons of this machine offer more of its memory than is free: each offers
-    what was free when it started."""
+    all that is free, or what it was given."""
     here = [peer for peer in peers if peer.host == facts.host and peer.host_memory_bytes is None]
-    offered_bytes = sum(peer.free_bytes for peer in here)
+    offered_bytes = sum(peer.free_now_bytes for peer in here)
     if offered_bytes > _MOST_OFFERED * facts.machine_free_bytes:
         yield Finding(
             subject="memory offered",
@@ -395,12 +394,12 @@ def peer_findings(
         )
     for peer in peers:
         remedy = None
-        if peer.free_bytes <= 0:
+        if peer.free_now_bytes <= 0:
             remedy = "End a model that it runs, or give it more by edge memory."
         yield Finding(
             subject=f"peer {peer.name}",
             found=f"Edge {peer.software}, {peer.backend}, {peer.threads} threads, "
-            f"{format_size(peer.free_bytes)} of {format_size(peer.memory_bytes)} free",
+            f"{format_size(peer.free_now_bytes)} of {format_size(peer.memory_bytes)} free",
             remedy=remedy,
         )
 

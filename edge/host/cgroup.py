@@ -7,6 +7,7 @@ root counts, in both versions of the kernel's interface.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.system.processes import allowed_cores
@@ -18,13 +19,29 @@ _NO_LIMIT = 1 << 60
 """Bytes that mean no limit: version 1 of the interface writes such a number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class MemoryGroup:
+    """A control group with a limit of memory."""
+
+    left_bytes: int
+    """Bytes that its processes may still allocate."""
+    number: int
+    """Its inode: the same in all processes of the machine."""
+
+
 def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """Bytes that this process may still allocate; None: no limit.
+    """Bytes that this process may still allocate; None: no limit."""
+    group = tightest_group(root=root, membership=membership)
+    return None if group is None else group.left_bytes
+
+
+def tightest_group(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> MemoryGroup | None:
+    """The group of this process with the least memory left; None: no limit.
 
     The page cache counts as free: the kernel drops it before it refuses memory. Otherwise a peer
     that has just written its shards would have no memory for them.
     """
-    left: list[int] = []
+    found: list[MemoryGroup] = []
     for group in _groups("memory", root, membership):
         limits = [_integer(group / name) for name in ("memory.max", "memory.high")]
         limits.append(_integer(group / "memory.limit_in_bytes"))
@@ -35,8 +52,9 @@ def memory_left_bytes(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> in
         if usage is None:
             usage = _integer(group / "memory.usage_in_bytes")
         if usage is not None:
-            left.append(max(0, limit - max(0, usage - _file_pages_bytes(group))))
-    return min(left, default=None)
+            left_bytes = max(0, limit - max(0, usage - _file_pages_bytes(group)))
+            found.append(MemoryGroup(left_bytes=left_bytes, number=group.stat().st_ino))
+    return min(found, default=None)
 
 
 def processors(*, root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import psutil
 
 from edge.errors import RequestError, shown
-from edge.host.cgroup import memory_left_bytes
+from edge.host.cgroup import memory_left_bytes, tightest_group
 from edge.host.home import expanded
+from edge.host.identity import host_id
 from edge.system.processes import peak_memory_bytes, shared_memory_bytes
 
 _UNITS = {
@@ -64,13 +65,14 @@ def format_size(num_bytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def usable_memory_bytes() -> int:
+def usable_memory_bytes(*, reserve: float = 1.0) -> int:
     """The memory that a peer offers by default: the free memory less a reserve for the user.
 
-    The reserve is KEPT_FREE_BYTES, but at most half of the free memory.
+    The reserve is KEPT_FREE_BYTES, but at most half of the free memory. reserve: the part of it
+    that is kept.
     """
     free = free_memory_bytes()
-    return max(free - KEPT_FREE_BYTES, free // 2)
+    return free - int(reserve * min(KEPT_FREE_BYTES, free - free // 2))
 
 
 def free_memory_bytes() -> int:
@@ -78,6 +80,15 @@ def free_memory_bytes() -> int:
     free = int(psutil.virtual_memory().available)
     left = memory_left_bytes()
     return free if left is None else min(free, left)
+
+
+def memory_pool() -> str:
+    """The id of the memory that `free_memory_bytes` is a part of: the machine's or a control
+    group's. Processes with equal ids share it."""
+    group = tightest_group()
+    if group is None or group.left_bytes >= psutil.virtual_memory().available:
+        return host_id()
+    return f"{host_id()}/{group.number}"
 
 
 def machine_memory_bytes() -> int:

@@ -13,7 +13,6 @@ from typing import Literal
 
 import psutil
 
-from edge.host.addresses import interface_addresses
 from edge.transport import AddressError, interface_states, parse_number
 
 IPNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -52,9 +51,8 @@ class Interface:
 
 def interface_to(host: str, *, root: Path = _SYSTEM) -> Interface | None:
     """The interface for packets to this address; None: not known."""
-    own = _source(host)
-    name = next((name for name, each in interface_addresses().items() if own in each), None)
-    return None if name is None else _described(name, root)
+    way = _networks().get(_source(host))
+    return None if way is None else _described(way[0], root)
 
 
 def dial_order(addresses: Iterable[str], *, root: Path = _SYSTEM) -> list[str]:
@@ -79,11 +77,11 @@ def dial_order(addresses: Iterable[str], *, root: Path = _SYSTEM) -> list[str]:
             number = parse_number(address)[0]
         except AddressError:  # a name, which is not looked up for this
             return False, False, True, 0.0
-        source = str(_source(str(number))).partition("%")[0]
+        source = _source(str(number))
         if source not in networks:
             return number.is_loopback, True, True, 0.0
         name, network = networks[source]
-        is_own = str(number) in networks or number.is_loopback
+        is_own = _unscoped(str(number)) in networks or number.is_loopback
         return is_own, False, number not in network, -rate(name)
 
     return sorted(tried, key=rank)
@@ -97,8 +95,8 @@ def addresses_beside(addresses: Iterable[str]) -> dict[str, str]:
     for address in addresses:
         with contextlib.suppress(AddressError):
             number = parse_number(address)[0]
-            way = networks.get(str(_source(str(number))))
-            if way is not None and number in way[1] and str(number) not in networks:
+            way = networks.get(_source(str(number)))
+            if way is not None and number in way[1] and _unscoped(str(number)) not in networks:
                 found.setdefault(way[0], address)
     return found
 
@@ -110,7 +108,7 @@ def own_addresses(addresses: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for address in addresses:
         with contextlib.suppress(AddressError):
-            number = str(parse_number(address)[0])
+            number = _unscoped(str(parse_number(address)[0]))
             if number in networks:
                 found.setdefault(networks[number][0], address)
     return found
@@ -122,15 +120,19 @@ def interfaces_beside(addresses: Iterable[str]) -> list[Interface]:
     return [found for name in names if (found := _described(name, _SYSTEM)) is not None]
 
 
-def _source(host: str) -> str | None:
-    """This device's address for packets to `host`; None: no route."""
+def _unscoped(host: str) -> str:
+    return host.partition("%")[0]
+
+
+def _source(host: str) -> str:
+    """This device's address for packets to `host`, without an interface; empty: no route."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as unsent:
             unsent.connect(where)  # only chooses a route
-            return str(unsent.getsockname()[0])
+            return _unscoped(str(unsent.getsockname()[0]))
     except OSError:
-        return None
+        return ""
 
 
 def _networks() -> dict[str, tuple[str, IPNetwork]]:
@@ -140,7 +142,7 @@ def _networks() -> dict[str, tuple[str, IPNetwork]]:
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
         if entry.family in (socket.AF_INET, socket.AF_INET6) and entry.netmask
-        for own in [entry.address.partition("%")[0]]
+        for own in [_unscoped(entry.address)]
     }
 
 

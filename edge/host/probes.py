@@ -5,32 +5,43 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import tempfile
 from pathlib import Path
 
-PROBE_GROUP = "239.255.83.69"
-"""A multicast group of the local site (RFC 2365) without other known uses."""
+PROBE_GROUPS = {socket.AF_INET: "239.255.83.69", socket.AF_INET6: "ff12::5345"}
+"""Multicast groups of the local site (RFC 2365) or link without other known uses."""
 
 PROBE_WITHIN_S = 0.5
 
 
-def multicast_failure(address: str) -> str | None:
-    """Why multicast on the interface with this IPv4 address does not loop back; None: it does.
+def multicast_failure(name: str, address: str) -> str | None:
+    """Why multicast on the interface of this name and address does not loop back; None: it does.
 
     This tests this machine only: a router or an access point may still drop packets.
     """
     said = os.urandom(16)
-    interface = socket.inet_aton(address)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    group = PROBE_GROUPS[family]
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind(("", 0))
             probe.settimeout(PROBE_WITHIN_S)
-            group = socket.inet_aton(PROBE_GROUP) + interface
-            probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
-            probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, interface)
-            probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
-            probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 0)
-            probe.sendto(said, (PROBE_GROUP, probe.getsockname()[1]))
+            if family is socket.AF_INET6:
+                number = struct.pack("@I", socket.if_nametoindex(name))
+                joined = socket.inet_pton(family, group) + number
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, joined)
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, number)
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_LOOP, 1)
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 0)
+            else:
+                interface = socket.inet_aton(address)
+                joined = socket.inet_aton(group) + interface
+                probe.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, joined)
+                probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, interface)
+                probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
+                probe.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 0)
+            probe.sendto(said, (group, probe.getsockname()[1]))
             return None if probe.recv(64) == said else "something else answered"
     except TimeoutError:
         return "nothing came back"

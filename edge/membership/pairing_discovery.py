@@ -51,7 +51,7 @@ async def invite(
     name: str,
     *,
     roles: Collection[str] = ROLES,
-    listen: str = "0.0.0.0:0",
+    listen: str = ":0",
     interfaces: Sequence[str] | None = None,
     discovery: Discovery | None = None,
     on_ready: Callable[[Sequence[str]], None],

@@ -29,6 +29,7 @@ _OF_FOLDERS = {
 _OF_FILES = {
     "manifests": "manifests",
     "measured": "measurements",
+    "tied-heads": "comparisons of heads",
     "tuning": "GPU tuning",
     "bench": "benchmark models",
 }

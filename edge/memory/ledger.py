@@ -107,6 +107,12 @@ class Ledger:
         taken = sum(use.model_bytes for use in self.uses.values())
         return max(0, min(self.free_bytes, self.model_limit_bytes - taken))
 
+    def within(self, most_bytes: int) -> Ledger:
+        """The ledger with a budget of at most `most_bytes`, and at least of what is taken."""
+        taken = self.budget_bytes - self.free_bytes
+        least_bytes = max(taken, self.baseline.minimum_bytes)
+        return replace(self, budget_bytes=min(self.budget_bytes, max(most_bytes, least_bytes)))
+
     def with_use(self, name: str, use: Use) -> Ledger:
         """The ledger with a further use. Raises CapacityError, with remedies, if it does not
         fit."""

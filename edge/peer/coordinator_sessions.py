@@ -199,9 +199,9 @@ class CoordinatorSessions:
         )
         parked = await self._reserve_for(call, use)
         host_free_bytes = self._peer.host_free_bytes
-        host_bytes = (
-            self._host_share(assignment, manifest) or 0
-        )  # other sessions may have opened since
+        host_bytes = 0  # below: other sessions may have opened since the reservation
+        if host_free_bytes is not None:
+            host_bytes = host_share(host_free_bytes, assignment, manifest)
         reports = ReportBatcher(self._outgoing.report)
         try:
             hosted = HostedShard(
@@ -250,7 +250,9 @@ class CoordinatorSessions:
                     packed=packed,
                     # The KV cache and the buffers are empty until the first step, so loading may
                     # use them.
-                    load_room_bytes=self._peer.ledger.free_bytes + use.kv_bytes + use.buffer_bytes,
+                    load_room_bytes=self._peer.free_now_bytes(None)
+                    + use.kv_bytes
+                    + use.buffer_bytes,
                     # A separate limit for models covers weights and KV caches together.
                     lends_buffers=self._peer.ledger.model_limit_bytes is None,
                     host_bytes=hosted.host_bytes,

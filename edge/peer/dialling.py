@@ -17,7 +17,7 @@ from edge.host.interfaces import dial_order
 from edge.protocol.fields import one_line
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.topology import Place
-from edge.transport import Credentials, Link
+from edge.transport import Credentials, Link, with_scopes
 
 DIAL_TIMEOUT_S = 4.0
 """Time limit for one address, in seconds."""
@@ -53,7 +53,9 @@ async def dial(
         )
     loop = asyncio.get_running_loop()
     last = None if place.device is None else reached.get(place.device)
-    addresses = sorted(dial_order(place.addresses), key=lambda address: address != last)
+    addresses = sorted(
+        dial_order(with_scopes(place.addresses)), key=lambda address: address != last
+    )
     patient = [(address, timeout_s) for address in addresses]
     quick = [(address, min(_QUICK_S, timeout_s)) for address in addresses]
     for address, limit_s in quick + patient if len(quick) > 1 else patient:

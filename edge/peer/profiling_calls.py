@@ -73,7 +73,7 @@ class ProfilingCalls:
     async def _memory_rate(self, _call: MemoryRate) -> ReadRate:
         peer, threads = self._peer, self._peer.settings.threads
         async with peer.measurement.turn(self._owner):
-            budget_bytes = sample_budget_bytes(peer.free_bytes(self._user))
+            budget_bytes = sample_budget_bytes(peer.free_now_bytes(self._user))
             most_bytes = min(most_read_bytes(threads), budget_bytes)
             await peer.reserve(self._name, Use(buffer_bytes=most_bytes), self._user)
             try:
@@ -88,7 +88,7 @@ class ProfilingCalls:
             budget_bytes = sample_budget_bytes(
                 min(
                     peer.ledger.model_free_bytes,
-                    peer.free_bytes(self._user),
+                    peer.free_now_bytes(self._user),
                     peer.backend().usable_memory_bytes(),
                 )
             )
@@ -140,7 +140,7 @@ class ProfilingCalls:
             memory_use(assignment.plan, facts, workload)[device].weight_bytes,
             written_bytes(assignment.layout, assignment.weight_format),
         )
-        most_bytes = sample_budget_bytes(peer.free_bytes(self._user))
+        most_bytes = sample_budget_bytes(peer.free_now_bytes(self._user))
         if peer.backend().is_stand_in or needed_bytes > most_bytes:
             raise CapacityError(
                 "this device lacks the memory for a rehearsal, or computes with a stand-in"

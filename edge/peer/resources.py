@@ -22,10 +22,22 @@ from edge.engine.kv_copies import KvCopyQuota
 from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
 from edge.host.cache_paths import cache_remedy
-from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
+from edge.host.free_memory import (
+    format_size,
+    machine_memory_bytes,
+    memory_pool,
+    usable_memory_bytes,
+)
 from edge.host.identity import device_identity, host_id
 from edge.membership.identity import fingerprint, is_peer_of
-from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_baseline, process_baseline
+from edge.memory.baseline import (
+    LARGE_FRAMES_BYTES,
+    LOAD_RESERVE,
+    PLAN_RESERVE,
+    budget_bytes,
+    device_baseline,
+    process_baseline,
+)
 from edge.memory.disk_cache import OF_PEERS, kept_files, remove_kept
 from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import MEASURING, Baseline, Ledger, Use
@@ -160,6 +172,8 @@ class PeerResources:
             user_prefix_bytes=self._user_limits.cache_bytes,
         )
         self._ledger: Ledger | None = None
+        self._is_given = settings.memory_bytes is not None
+        """Whether a user gave the budget. It is a promise then, however little is free."""
         self._loading_bytes = 0
         """Extra memory of the shard that is being loaded."""
         self._host_bytes: int | None = None
@@ -207,12 +221,30 @@ class PeerResources:
 
     @property
     def host_free_bytes(self) -> int | None:
-        """Host memory that no session uses. None: the device computes in host memory."""
+        """Host memory that no session uses. None: the device computes in host memory.
+
+        Where no user gave it, no more than is free now.
+        """
         if self._host_bytes is None:
             return None
-        return self._host_bytes - sum(
+        unused_bytes = self._host_bytes - sum(
             each.host_bytes + each.kv.host_bytes for each in self.sessions.values()
         )
+        if self.settings.host_memory_bytes is not None:
+            return unused_bytes
+        usable_bytes = usable_memory_bytes(reserve=PLAN_RESERVE)
+        return min(unused_bytes, self.kv_room.beginnings.used_bytes + usable_bytes)
+
+    @property
+    def _shares_memory(self) -> bool:
+        """Whether its memory is what other programs leave, and not given by a user."""
+        return not self._is_given and self._host_bytes is None
+
+    def _as_free_now(self, ledger: Ledger, reserve: float) -> Ledger:
+        """The ledger with less of its budget where other programs have taken memory since."""
+        if not self._shares_memory:
+            return ledger
+        return ledger.within(budget_bytes(None, ledger.baseline, reserve=reserve))
 
     def _change(self, ledger: Ledger, user: Member | None = None) -> None:
         """user: the device whose uses have changed."""
@@ -300,6 +332,15 @@ class PeerResources:
         except CapacityError as error:
             held = ", ".join(model.held for model in self._models())
             raise CapacityError(f"{error}; held now: {held}" if held else str(error)) from None
+        now = self._as_free_now(self.ledger, LOAD_RESERVE)
+        if use.total > now.free_bytes:
+            raise CapacityError(
+                f"this shard needs {format_size(use.total)}, and {format_size(now.free_bytes)} are "
+                f"free on this machine now: other programs have taken memory since this peer "
+                f"started",
+                remedy="load the model again, by a plan for what is free now, or end other "
+                "programs there",
+            )
         if user is not None:
             self._check_limits(name, use, user)
             self._users[name] = user
@@ -338,6 +379,10 @@ class PeerResources:
             return ledger.free_bytes
         held_bytes = sum(each.total for each in self._held_by(user, ledger).values())
         return max(0, min(ledger.free_bytes, self._user_limits.memory_bytes - held_bytes))
+
+    def free_now_bytes(self, user: Member | None, ledger: Ledger | None = None) -> int:
+        """The same, as far as they are free now."""
+        return self.free_bytes(user, self._as_free_now(ledger or self.ledger, PLAN_RESERVE))
 
     def park(self, owner: str | None, assignment: Assignment, program: StageProgram) -> str | None:
         """Park the program of an ended session, with the session's memory. Returns its name for
@@ -407,6 +452,7 @@ class PeerResources:
             self._change(fitted)
             failures = await _stream({sessions[name]: count for name, count in counts.items()})
             if not failures:
+                self._is_given = True
                 for name, count in counts.items():
                     sessions[name].streamed = count
                 return
@@ -451,6 +497,7 @@ class PeerResources:
         settings = self.settings
         ledger = self._parked.without(self.ledger)
         free_bytes = 0 if self.leaving.is_set() else self.free_bytes(user, ledger)
+        free_now_bytes = min(free_bytes, self.free_now_bytes(user, ledger))
         sample_bytes = min(2 * SAMPLE_BYTES, sample_budget_bytes(ledger.room_bytes))
         return PeerDescription(
             id=self.id,
@@ -464,6 +511,7 @@ class PeerResources:
             memory_bytes=ledger.budget_bytes,
             floor_bytes=ledger.baseline.total,
             free_bytes=free_bytes,
+            free_now_bytes=free_now_bytes,
             model_free_bytes=min(free_bytes, ledger.model_free_bytes),
             host_memory_bytes=self.host_free_bytes,
             kv_memory_bytes=self.kv_room.free_memory_bytes,
@@ -471,6 +519,8 @@ class PeerResources:
             kv_prefix_bytes=self.kv_room.prefixes.used_bytes if self.kv_room.prefixes else 0,
             kv_beginnings_bytes=self.kv_room.beginnings.used_bytes,
             host=host_id(),
+            memory_pool=memory_pool() if self._shares_memory else None,
+            pool_free_bytes=usable_memory_bytes(reserve=PLAN_RESERVE),
             identity=device_identity(
                 backend=settings.backend,
                 accelerator=settings.processor,

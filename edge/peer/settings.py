@@ -24,9 +24,10 @@ class PeerSettings:
         help="How others see this device.  [default: the host's name]",
     )
     listen: str = option(
-        "0.0.0.0:0",
+        ":0",
         metavar="HOST:PORT",
-        help="Where to listen; port 0 takes any free one, host 0.0.0.0 every interface.",
+        help="Where to listen; port 0 takes any free one. No host is every interface, host 0.0.0.0 "
+        "those of IPv4.",
     )
     threads: int = option(
         default_factory=usable_cores,

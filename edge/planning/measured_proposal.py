@@ -23,6 +23,7 @@ from edge.planning.longest_context import with_longest_context
 from edge.planning.nothing_fits import who_holds
 from edge.planning.proposal import Overhead, Proposal, propose
 from edge.planning.proving import wrong_peers
+from edge.planning.shared_memory import with_memory_divided
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
@@ -127,18 +128,23 @@ def _proposed(
 
     told = [checkpoint.note, *notes] if checkpoint.note else notes
 
-    def proposed() -> Proposal:
+    def proposed(cluster: ClusterSpec) -> Proposal:
         try:
-            return propose(checkpoint, known, options, sizes, changes=changes, notes=told)
+            return propose(checkpoint, cluster, options, sizes, changes=changes, notes=told)
         except CapacityError as error:
             for less in with_less_kv_memory(sizes, peers):
                 with contextlib.suppress(CapacityError):
-                    return propose(checkpoint, known, options, less, changes=changes, notes=told)
+                    return propose(checkpoint, cluster, options, less, changes=changes, notes=told)
             if held := who_holds(peers):
                 raise CapacityError(f"{error} {held}") from error
             raise
 
-    return replace(proposed(), overhead=Overhead.of(peers, buffer_bytes=taken))
+    found = proposed(known)
+    planned = {row.device: row.memory.total for row in found.rows}
+    divided = with_memory_divided(known, peers, planned, buffer_bytes=taken)
+    if divided is not None:
+        found = proposed(divided)
+    return replace(found, overhead=Overhead.of(peers, buffer_bytes=taken))
 
 
 def _can_change(peers: Sequence[PeerInfo], options: LoadOptions) -> bool:

@@ -69,11 +69,19 @@ class PeerDescription:
     """Memory of its process without a model."""
     free_bytes: int
     """Memory of the budget that is not reserved."""
+    free_now_bytes: int
+    """The part of `free_bytes` that is free on its machine now; all of it where a user gave the
+    budget."""
     model_free_bytes: int
     """Memory for weights and KV cache of another model: `free_bytes`, or less where they have a
     limit of their own."""
     host: Printable
     """The machine that it is on; peers of one host share its memory."""
+    memory_pool: Printable | None = None
+    """The memory that its budget is a part of; peers of one pool share it. None: a user gave the
+    budget, or it is a GPU's."""
+    pool_free_bytes: int = 0
+    """Bytes of that memory which are free for models now."""
     identity: Printable
     """Changes when the device must be measured again."""
     host_memory_bytes: int | None = None
@@ -101,6 +109,11 @@ class PeerDescription:
     def __post_init__(self) -> None:
         self.device()
 
+    @property
+    def model_free_now_bytes(self) -> int:
+        """Memory for weights and KV cache of another model that is free now."""
+        return min(self.model_free_bytes, self.free_now_bytes)
+
     def lacking(self, needs: Collection[str]) -> tuple[str, ...]:
         """Those of `needs` for which it has no kernels."""
         return tuple(each for each in self.lacks if each in needs)
@@ -108,11 +121,13 @@ class PeerDescription:
     def device(self, *, buffer_bytes: int = 0, unused_bytes: int = 0) -> DeviceSpec:
         """The device for plans: its memory for weights and KV cache, without the `buffer_bytes` of
         steps, of which decoding leaves `unused_bytes` unused."""
-        is_limited = self.model_free_bytes < self.free_bytes  # weights and KV cache have a limit
+        is_limited = (
+            self.model_free_bytes < self.free_now_bytes
+        )  # weights and KV cache have a limit
         return DeviceSpec(
             id=self.id,
             name=self.name,
-            memory_bytes=max(0, min(self.model_free_bytes, self.free_bytes - buffer_bytes)),
+            memory_bytes=max(0, min(self.model_free_bytes, self.free_now_bytes - buffer_bytes)),
             threads=self.threads,
             host=self.host,
             host_memory_bytes=self.host_memory_bytes,

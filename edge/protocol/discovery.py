@@ -23,7 +23,15 @@ from edge.protocol.announced_peers import ASKED_WITHIN_S, MOST_AT_ONCE, first_an
 from edge.protocol.key_rotation_push import push_key_rotation
 from edge.protocol.peer_info import PeerInfo, describe_peer, each_once, expulsion
 from edge.protocol.silent_peers import is_silence
-from edge.transport import Credentials, Discovery, PeerFound, PeerGone, PeerRecord
+from edge.transport import (
+    Credentials,
+    Discovery,
+    PeerFound,
+    PeerGone,
+    PeerRecord,
+    is_link_local,
+    parse_address,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +159,7 @@ async def watch_peers(
                 asked = [
                     record
                     for record in records.values()
-                    if not any(each.issuperset(record.addresses) for each in passed_over)
+                    if not any(each.issuperset(_own_numbers(record)) for each in passed_over)
                 ]
                 answers = await _reach_all(asked, credentials)
                 silent = [
@@ -232,6 +240,13 @@ async def _reach_missing(
 
 def _devices(answers: Iterable[PeerInfo | EdgeError]) -> set[str | None]:
     return {answer.device_id for answer in answers if isinstance(answer, PeerInfo)}
+
+
+def _own_numbers(record: PeerRecord) -> list[str]:
+    """Its addresses as the peer itself writes them: link-local ones only where there are no others,
+    because each device has its own name for their interface."""
+    told = list(record.addresses)
+    return [each for each in told if not is_link_local(parse_address(each)[0])] or told
 
 
 async def _reach_all(

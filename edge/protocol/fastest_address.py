@@ -45,6 +45,11 @@ async def glanced_s(peer: PeerInfo, address: str) -> float:
     return found.echo_s.middle_s + found.there_s.middle_s + found.back_s.middle_s
 
 
+def shared_networks(peers: Sequence[PeerInfo]) -> frozenset[tuple[str, str]]:
+    """The networks that lead to these peers: a peer's id, and this device's interface."""
+    return frozenset((peer.id, name) for peer in peers for name in addresses_beside(peer.addresses))
+
+
 async def by_fastest_address(
     peers: Sequence[PeerInfo], measure: Measure = glanced_s
 ) -> list[PeerInfo]:

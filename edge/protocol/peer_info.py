@@ -60,7 +60,7 @@ class PeerInfo(PeerDescription):
     def __repr__(self) -> str:
         return (
             f"<PeerInfo {self.name} at {self.address}: {self.backend}, {self.health}, "
-            f"{format_size(self.free_bytes)} of {format_size(self.memory_bytes)} free>"
+            f"{format_size(self.free_now_bytes)} of {format_size(self.memory_bytes)} free>"
         )
 
     @property
@@ -356,7 +356,7 @@ def places(devices: Mapping[Seat, PeerInfo]) -> dict[Seat, Place]:
                 raise NetworkError(
                     f"peer {peer.name} listens on {', '.join(peer.addresses)} only, where other "
                     "devices cannot reach it",
-                    remedy="start it with --listen 0.0.0.0:0",
+                    remedy="start it with --listen :0",
                 )
     return {
         seat: Place(

@@ -132,7 +132,7 @@ def _health(observed: LastSeen, device: str) -> str:
 def _free_bytes(observed: LastSeen, device: str) -> int | None:
     """Memory of a device that another model may take."""
     peer = observed.peers.get(device)
-    return None if peer is None else peer.model_free_bytes
+    return None if peer is None else peer.model_free_now_bytes
 
 
 def _tiers(peer: PeerInfo | None, model: str, seat: Seat) -> Json | None:

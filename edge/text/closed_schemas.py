@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, MOST_DEPTH, NAMED
+from edge.text.schema_references import with_definitions
 
 _OF_THE_SAME = ("allOf", "anyOf", "oneOf", "$ref", "not", "if", "dependentSchemas")
 """Keywords with further schemas of the same object, which may name properties."""
@@ -28,7 +29,7 @@ def closed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     objects by reference.
     """
     try:
-        found: Mapping[str, Any] = _closed(schema, is_shared=False, depth=0)
+        found: Mapping[str, Any] = _closed(with_definitions(schema), is_shared=False, depth=0)
         return found
     except _Shared:
         return schema

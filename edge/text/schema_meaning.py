@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge.text.schema_keywords import BY_NAME, CHOICES, HELD, IN_ORDER, MOST_DEPTH, NAMED
+from edge.text.schema_references import with_definitions
 
 _FORMATS = frozenset(
     {"date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
@@ -36,7 +37,7 @@ _LOOKS_AROUND = ("(?=", "(?!", "(?<=", "(?<!")
 
 
 def followed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schema without keywords that constrain nothing.
+    """The schema without keywords that constrain nothing, also of schemas that it references.
 
     * An unknown `format`, `uniqueItems: false`, and `propertyNames` of any text are dropped.
     * `uniqueItems` of few possible items becomes the list of all such arrays.
@@ -44,7 +45,7 @@ def followed(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     * A pattern with lookarounds beside a known format is dropped: a grammar cannot look around, and
       generators write it to describe the format.
     """
-    found: Mapping[str, Any] = _followed(schema, 0)
+    found: Mapping[str, Any] = _followed(with_definitions(schema), 0)
     return found
 
 

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from edge.text.schema_references import referenced
+
 ToolTypes = Mapping[str, Mapping[str, tuple[str, ...]]]
 """The types of an argument, by tool and argument; empty: its schema does not say."""
 
@@ -120,20 +122,10 @@ def _types(schema: Any, root: Any, seen: set[str], depth: int) -> Iterator[str]:
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in seen:
         seen.add(reference)
-        yield from _types(_referred(reference, root), root, seen, depth - 1)
+        held = referenced(root, reference) if isinstance(root, Mapping) else None
+        yield from _types(held, root, seen, depth - 1)
     if schema.get("nullable") is True:
         yield "null"
-
-
-def _referred(reference: str, root: Any) -> Any:
-    """The schema that a reference such as `#/$defs/name` points to."""
-    if not reference.startswith("#/"):
-        return None
-    found = root
-    for step in reference[2:].split("/"):
-        name = step.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 def _refuse(constant: str) -> None:

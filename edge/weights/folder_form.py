@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -11,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from edge.errors import CheckpointError
+from edge.errors import CheckpointError, RequestError
+from edge.host.atomic_files import write_whole
+from edge.host.cache_paths import cache_root
 from edge.models.experts import Experts, expert_number
 from edge.models.families import Family, note_on, read_family, reads_pictures
 from edge.models.spec import ModelSpec
@@ -34,6 +37,9 @@ from edge.weights.packed.mxfp4 import BLOCKS
 from edge.weights.pooling import read_pooling
 
 CONFIG = "config.json"
+
+TIED_HEADS = "tied-heads"
+"""The cache's folder of checkpoints whose head was read and is the embedding."""
 
 _COMPARED_BYTES = 4 << 20
 """Bytes of head and embedding that are compared at once."""
@@ -138,7 +144,8 @@ def _check_states(store: PackedStore, family: Family, source: str) -> None:
 
 
 def _has_own_head(files: SafetensorsStore, tensor_name: Callable[[str], str]) -> bool:
-    """Whether head and embedding have different values, as after merging an adapter."""
+    """Whether head and embedding have different values, as after merging an adapter. Equal ones are
+    remembered in the cache, because both are read to the end for that."""
     head, embedding = tensor_name("head"), tensor_name("embedding")
     names = files.names()
     if head not in names or embedding not in names:
@@ -146,6 +153,9 @@ def _has_own_head(files: SafetensorsStore, tensor_name: Callable[[str], str]) ->
     shape = files.shape(head)
     if shape != files.shape(embedding):
         return True
+    with contextlib.suppress(OSError, RequestError):
+        if (cache_root() / TIED_HEADS / files.fingerprint).exists():
+            return False
     is_same_type = files.dtype(head) == files.dtype(embedding)
     rows = max(1, _COMPARED_BYTES // max(1, files.dtype(head).itemsize * math.prod(shape[1:])))
     for start in range(0, shape[0], rows):
@@ -155,6 +165,8 @@ def _has_own_head(files: SafetensorsStore, tensor_name: Callable[[str], str]) ->
             continue
         if not np.array_equal(one.astype(np.float32), other.astype(np.float32)):
             return True
+    with contextlib.suppress(OSError, RequestError):  # it is compared again
+        write_whole(cache_root() / TIED_HEADS / files.fingerprint, "")
     return False
 
 

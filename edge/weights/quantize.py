@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from edge.errors import CheckpointError
+from edge.host.cgroup import usable_cores
 from edge.kernels.matmul_nbits.reference import quantize
 from edge.offload import (
     FolderCache,
@@ -22,7 +23,6 @@ from edge.offload import (
     StoreError,
     WeightStore,
 )
-from edge.system.processes import allowed_cores
 from edge.weights.quantized_store import (
     QuantizedFormat,
     QuantizedStore,
@@ -110,7 +110,7 @@ def _quantize_missing(
     groups: dict[str, dict[str, tuple[int, int]]] = {}
     for name, shape in missing.items():
         groups.setdefault(_group(name), {})[name] = shape
-    threads = min(_MAX_THREADS, len(allowed_cores()))
+    threads = min(_MAX_THREADS, usable_cores())
     with ThreadPoolExecutor(threads) as pool:  # numpy and the disk release the interpreter's lock
         for group, members in groups.items():
             path = folder / _file_name(group, members)

@@ -18,7 +18,7 @@ from tests.support.gguf_files import Type, write_gguf
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
 from tests.support.slow_cases import repeats_are_slow, shown_in_parts
-from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_level
+from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_fallback, byte_level
 
 Checkpoints = Callable[..., TinyCheckpoint]
 
@@ -226,3 +226,79 @@ def test_commands_take_a_file(tmp_path: Path) -> None:
     talk = run_edge("chat", path, "--local", "1", "-n", "4", stdin="Hello\n")
     assert talk.code == 0, talk.err
     assert talk.out.strip()
+
+
+PHI_3_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + '\n' + "
+    "message['content'] + '<|end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' + '\n' }}{% endif %}"
+)
+"""Of its form: a new line behind each mark, which its tokenizer takes off."""
+
+
+def test_a_chat_of_phi_3_has_the_tokens_of_transformers(tmp_path: Path) -> None:
+    """The file does not say that marks take the white space behind them."""
+    import tokenizers
+    import transformers
+
+    tokenizer = byte_fallback()
+    marks = ["<|endoftext|>", "<|assistant|>", "<|system|>", "<|end|>", "<|user|>"]
+    tokenizer.add_special_tokens(
+        [
+            tokenizers.AddedToken(mark, normalized=False, rstrip=mark != "<|endoftext|>")
+            for mark in marks
+        ]
+    )
+    count = tokenizer.get_vocab_size()
+    config = transformers.Phi3Config(
+        vocab_size=count,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        original_max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    transformers.set_seed(0)
+    made = tmp_path / "made"
+    transformers.Phi3ForCausalLM(config).save_pretrained(made)
+    tokenizer.save(str(made / "tokenizer.json"))
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(made / "tokenizer.json"), bos_token="<s>", eos_token="<|endoftext|>"
+    )
+    path = tmp_path / "phi-3.gguf"
+    settings = {
+        "chat_template": PHI_3_TEMPLATE,
+        "ggml.bos_token_id": 1,
+        "ggml.eos_token_id": tokenizer.token_to_id("<|endoftext|>"),
+        "ggml.add_bos_token": False,
+    }
+    meant = write_gguf(path, made, tokenizer_settings=settings)
+    talks: list[list[dict[str, str]]] = [
+        [{"role": "user", "content": "The quick brown fox"}],
+        [
+            {"role": "system", "content": "It's small."},
+            {"role": "user", "content": "  two  spaces,\n\nnew lines "},
+            {"role": "assistant", "content": "I'm sure."},
+            {"role": "user", "content": "\tand tabs?"},
+        ],
+    ]
+    with (
+        edge.Cluster.local(peers=1, threads=1) as cluster,
+        cluster.load(path, dtype="float32", context_tokens=512) as model,
+    ):
+        for talk in talks:
+            text = theirs.apply_chat_template(
+                talk, chat_template=PHI_3_TEMPLATE, tokenize=False, add_generation_prompt=True
+            )
+            ids = theirs(text, add_special_tokens=False)["input_ids"]
+            assert theirs.convert_ids_to_tokens(ids[-1:]) == ["<|assistant|>"]
+            reply = model.chat(talk, max_new_tokens=NEW_TOKENS, temperature=0)
+            assert reply.statistics["prompt_tokens"] == len(ids)
+            same = model.generate(ids, max_new_tokens=NEW_TOKENS, temperature=0)
+            assert reply.token_ids == same.token_ids
+            meant.check_greedy(ids, reply.token_ids, NEW_TOKENS)

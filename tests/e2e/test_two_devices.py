@@ -66,8 +66,10 @@ class Device:
 
 
 @pytest.fixture
-def devices(tmp_path: Path) -> Iterator[tuple[Device, Device]]:
-    """With a cable between them."""
+def devices(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Device, Device]]:
+    """With a cable between them, and the addresses of this kind of network: IPv4, IPv6 of the site,
+    or what each device gives itself."""
+    network = getattr(request, "param", "10.77.0.{}/24")
     run = uuid.uuid4().hex[:8]
     first, second = names = [f"edgepair-{run}-{name}" for name in ("attic", "kitchen")]
     with contextlib.ExitStack() as stack:
@@ -77,11 +79,10 @@ def devices(tmp_path: Path) -> Iterator[tuple[Device, Device]]:
         cable = f"ip link add lan netns {first} type veth peer name lan netns {second}"
         subprocess.run(cable.split(), check=True)
         for number, name in enumerate(names, start=1):
-            for command in (
-                f"address add 10.77.0.{number}/24 dev lan",
-                "link set lan up",
-                "link set lo up",
-            ):
+            commands = ["link set lan up", "link set lo up"]
+            if network is not None:
+                commands.insert(0, f"address add {network.format(number)} dev lan nodad")
+            for command in commands:
                 subprocess.run(["ip", "-netns", name, *command.split()], check=True)
         attic, kitchen = (Device(tmp_path, name.rpartition("-")[2], name) for name in names)
         yield attic, kitchen
@@ -97,6 +98,9 @@ def said(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @shown_in_parts("multiprocess/test_pairing_devices.py", "e2e/test_pinned_peers.py")
+@pytest.mark.parametrize(
+    "devices", ["10.77.0.{}/24", "fd77::{}/64", None], ids=["v4", "v6", "local"], indirect=True
+)
 def test_three_commands_to_an_answer_over_both(devices: tuple[Device, Device]) -> None:
     attic, kitchen = devices
     with contextlib.ExitStack() as stack:

@@ -31,6 +31,8 @@ SCHEMA: dict[str, Any] = {
 TASK = "Read."
 RESULT = "ok"
 TEMPLATE = """\
+{% if not messages | selectattr("role", "equalto", "user") | list %}\
+{{ raise_exception("No user query found in messages.") }}{% endif %}\
 {% for message in messages %}<|{{ "user" if message.role == "tool" else message.role }}|>\
 {{ message.content }}\
 {% for call in message.tool_calls or () %}{{ call.function.arguments | tojson }}{% endfor %}\
@@ -222,5 +224,64 @@ def test_a_session_is_the_same_again(peers: list[edge.PeerInfo], agent: Path) ->
             assert 0 < told[1].input_tokens - told[0].input_tokens < 9
             answer = await other.messages.create(model="m", max_tokens=4, messages=begun)
             assert answer.usage.output_tokens
+
+    asyncio.run(main())
+
+
+def test_an_agent_that_another_one_started_is_answered(
+    peers: list[edge.PeerInfo], agent: Path
+) -> None:
+    """Its requests as Codex sends them: the first one has no message of a user, and the template
+    wants one. What came goes back, beside items of other agents."""
+    import openai
+
+    told = {"type": "input_text", "text": TASK}
+    rules = {"type": "input_text", "text": "Be short."}
+    from_lead = {"type": "agent_message", "author": "/lead", "recipient": "/lead/child"}
+    first: list[Any] = [
+        {"type": "message", "role": "developer", "content": [rules]},
+        {**from_lead, "content": [told]},
+    ]
+    tool = {"type": "function", "name": "read", "parameters": SCHEMA, "strict": False}
+    body: Body = {
+        "model": "m",
+        "instructions": "You are an agent.",
+        "tools": [tool],
+        "parallel_tool_calls": False,
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "temperature": 0.0,
+    }
+
+    async def main() -> None:
+        async with (
+            loaded(peers, agent, "solo") as model,
+            serving(model) as url,
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            events = await ask_responses(
+                client, {**body, "input": first, "tool_choice": "required"}
+            )
+            assert events[-1]["type"] == "response.completed"
+            (call,) = events[-1]["response"]["output"]
+            assert (call["type"], call["name"]) == ("function_call", "read")
+            second = [
+                *first,
+                {"type": "agent_reasoning", "text": "Hm."},
+                call,
+                {"type": "function_call_output", "call_id": call["call_id"], "output": RESULT},
+                {**from_lead, "encrypted_content": "gAAA"},
+                {**from_lead, "content": [{"type": "input_text", "text": "And now?"}]},
+            ]
+            more = await ask_responses(client, {**body, "input": second, "max_output_tokens": 5})
+            assert more[-1]["type"] in ("response.completed", "response.incomplete")
+            usage = [each[-1]["response"]["usage"]["input_tokens"] for each in (events, more)]
+            assert usage[1] > usage[0]
+            passed_over = [each for each in second if each["type"] != "agent_reasoning"]
+            again = await ask_responses(
+                client, {**body, "input": passed_over, "max_output_tokens": 5}
+            )
+            assert said(again[-1]["response"]["usage"])["input_tokens"] == usage[1]
 
     asyncio.run(main())

@@ -257,7 +257,10 @@ def write_gguf(
         _add(writer, key, value)
     if (folder / "tokenizer.json").is_file():
         tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        if _merges(json.loads(tokenizer.to_str())):  # without any, no file can hold it
+        model = json.loads(tokenizer.to_str())
+        if model["model"].get("byte_fallback"):
+            add_sentence_pieces(writer, tokenizer, tokenizer_settings)
+        elif _merges(model):  # without any, no file can hold it
             add_byte_level(writer, tokenizer, pre="gpt-2", settings=tokenizer_settings)
     meant: dict[str, NDArray[np.float32]] = {}
     for place, (source, values) in enumerate(weights.items()):

@@ -23,6 +23,7 @@ _PEER = PeerInfo(
     memory_bytes=1 << 40,
     floor_bytes=0,
     free_bytes=1 << 40,
+    free_now_bytes=1 << 40,
     model_free_bytes=1 << 40,
     host="h",
     identity="i",
@@ -38,6 +39,8 @@ def peer_info(name: str, **said: Any) -> PeerInfo:
     """A peer of this name that says the rest of itself; where it is reached, it listens."""
     address = said.get("address", _PEER.address)
     named = {"id": name, "name": name, "own_name": name}
+    if "free_bytes" in said:
+        said.setdefault("free_now_bytes", said["free_bytes"])
     return replace(_PEER, **{**named, "addresses": (address,), "reached_at": address, **said})
 
 

@@ -6,9 +6,11 @@ Knows zeroconf. ``zeroconf_record`` reads its records; ``peers`` merges them.
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
-from zeroconf import Error, ServiceStateChange, Zeroconf
+from zeroconf import Error, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from edge.transport.discovery.peers import (
@@ -22,10 +24,12 @@ from edge.transport.discovery.watchers import Watchers
 from edge.transport.discovery.zeroconf_record import (
     SERVICE_TYPE,
     interface_addresses,
+    multicast_places,
     record_of,
     services_of,
 )
 from edge.transport.errors import AddressError, ChannelClosedError
+from edge.transport.network_interfaces import with_scopes
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ class ZeroconfDiscovery:
         key: bytes | None = None,
         interfaces: Sequence[str] | None = None,
     ) -> None:
-        """``interfaces``: names or IPv4 addresses; None: all but loopback.
+        """``interfaces``: names or addresses; None: all but loopback.
 
         ``key``: the cluster is announced as a tag, which only holders of the key recognise. The tag
         differs with each id and covers the whole announcement, so that nobody else can announce a
@@ -168,7 +172,7 @@ class ZeroconfDiscovery:
         if self._zeroconf is None:
             self._addresses = interface_addresses(self._interfaces)
             try:
-                self._zeroconf = AsyncZeroconf(interfaces=list(self._addresses))
+                self._zeroconf = AsyncZeroconf(interfaces=multicast_places(self._addresses))
             except (Error, OSError) as error:
                 raise AddressError(
                     f"cannot use {self.describe()}: {error}; check that the interface is up and "
@@ -195,7 +199,8 @@ class ZeroconfDiscovery:
         zeroconf = self._zeroconf
         assert zeroconf is not None
         try:
-            await zeroconf.async_update_interfaces(list(addresses))
+            places = multicast_places(addresses)
+            await zeroconf.async_update_interfaces(places, ip_version=IPVersion.All)
             for record in self._records.values():
                 services = services_of(record, addresses, self._key)
                 await self._tell(zeroconf, record.id, services)
@@ -237,12 +242,25 @@ class ZeroconfDiscovery:
             else:
                 return
             record = record_of(name, info.properties, self._cluster, self._key)
+            if record is not None:
+                record = replace(record, addresses=with_scopes(record.addresses, _scopes(info)))
         except (Error, ValueError):
             return  # Unreadable: it comes from a stranger.
         if record is None:
             self._watchers.lost(name)  # It may have been a peer before it changed.
         else:
             self._watchers.seen(name, record)
+
+
+def _scopes(info: AsyncServiceInfo) -> dict[str, list[str]]:
+    """The interfaces of this device on which a service's link-local addresses were told."""
+    found: dict[str, list[str]] = {}
+    for address in info.parsed_scoped_addresses(IPVersion.V6Only):
+        number, _, scope = address.partition("%")
+        if scope.isdecimal():
+            with contextlib.suppress(OSError):  # it has just gone
+                found.setdefault(number, []).append(socket.if_indextoname(int(scope)))
+    return found
 
 
 def _announced(addresses: Sequence[str]) -> tuple[frozenset[str], frozenset[str]]:

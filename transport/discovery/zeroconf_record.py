@@ -8,10 +8,12 @@ addresses are among them, and with a key, a tag covers all of them and the servi
 service's own address and port are for other programs.
 """
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
 import json
+import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import psutil
@@ -20,7 +22,12 @@ from zeroconf.asyncio import AsyncServiceInfo
 from edge.transport.address import IPAddress, format_address, parse_address, parse_number
 from edge.transport.discovery.peers import MAX_ADDRESSES, PeerRecord
 from edge.transport.errors import AddressError
-from edge.transport.network_interfaces import interface_states, interfaces_in_order
+from edge.transport.network_interfaces import (
+    interface_states,
+    interfaces_in_order,
+    is_link_local,
+    usable_addresses,
+)
 
 SERVICE_TYPE = "_edge-peer._tcp.local."
 
@@ -41,17 +48,24 @@ def services_of(
 ) -> list[AsyncServiceInfo]:
     """The services that announce ``record``: one for each port, since a service has only one.
 
-    A wildcard address (0.0.0.0) is announced as the addresses of ``interfaces``. Of each port, the
-    first MAX_ADDRESSES addresses are announced. With a ``key``, the cluster is announced as a tag
+    A wildcard address (0.0.0.0, ::) is announced as the addresses of ``interfaces`` of its kind. Of
+    each port, the first MAX_ADDRESSES addresses are announced, link-local ones without the
+    interface, whose name is this device's. With a ``key``, the cluster is announced as a tag
     that only holders of the key can make and recognise.
 
     Raises:
         ValueError: the record has no address, one that others cannot dial, or too long a text.
     """
     hosts_of: dict[int, dict[str, None]] = {}
+    everywhere: dict[int, set[int]] = {}
     for address in record.addresses:
-        host, port, is_any = _parsed(record, address)
-        hosts_of.setdefault(port, {}).update(dict.fromkeys(interfaces if is_any else [host]))
+        host, port, versions = _parsed(record, address)
+        hosts_of.setdefault(port, {}).update({} if versions else {host: None})
+        everywhere.setdefault(port, set()).update(versions)
+    for host in (each.partition("%")[0] for each in interfaces):
+        for port, wanted in everywhere.items():
+            if ipaddress.ip_address(host).version in wanted:
+                hosts_of[port][host] = None
     if not hosts_of:
         raise ValueError(f"peer '{record.name}' has no address to announce: let it listen first")
     return [
@@ -66,7 +80,7 @@ def record_of(
     """The record of the service with this name. None if it is no peer of the cluster.
 
     Texts must be printable, as they reach terminals. Addresses must be numeric, so that no name
-    server is asked.
+    server is asked. Link-local ones have no interface yet.
     """
     try:
         texts = {name.decode(): (value or b"").decode() for name, value in properties.items()}
@@ -99,16 +113,36 @@ def record_of(
 
 
 def interface_addresses(interfaces: Iterable[str] | None) -> tuple[str, ...]:
-    """The present IPv4 addresses of ``interfaces``, chosen as by `addresses_of`, in the order of
-    `interfaces_in_order`."""
+    """The present addresses of ``interfaces``, chosen as by `addresses_of`, in the order of
+    `interfaces_in_order`: of each those of IPv4 and one of IPv6, then the link-local ones of all,
+    then their others."""
     known = psutil.net_if_addrs()
     present = {
-        name: [entry.address for entry in known[name] if entry.family.name == "AF_INET"]
-        for name in interfaces_in_order()
-        if name in known
+        name: usable_addresses(known[name]) for name in interfaces_in_order() if name in known
     }
     tunnels = {name for name, state in interface_states().items() if "pointopoint" in state.flags}
-    return addresses_of(interfaces, present, tunnels)
+    firsts = {next((each for each in found if ":" in each), "") for found in present.values()}
+
+    def rank(address: str) -> int:
+        return 1 if is_link_local(address) else 2 if ":" in address and address not in firsts else 0
+
+    return tuple(sorted(addresses_of(interfaces, present, tunnels), key=rank))
+
+
+def multicast_places(addresses: Iterable[str]) -> list[str | int]:
+    """Where zeroconf sends and listens for these own addresses: IPv4 ones as they are, and the
+    numbers of the interfaces that have the IPv6 ones."""
+    places: dict[str | int, None] = {}
+    known = psutil.net_if_addrs()
+    for address in addresses:
+        if ":" not in address:
+            places[address] = None
+            continue
+        for name, entries in known.items():
+            if any(entry.address == address for entry in entries):
+                with contextlib.suppress(OSError):  # it has just gone
+                    places[socket.if_nametoindex(name)] = None
+    return list(places)
 
 
 def addresses_of(
@@ -132,21 +166,27 @@ def addresses_of(
         return tuple([one for one in outside if one not in hidden] or outside or everything)
     chosen: list[str] = []
     for interface in interfaces:
-        addresses = present.get(interface) or [one for one in everything if one == interface]
+        addresses = present.get(interface) or [
+            one for one in everything if interface in (one, one.partition("%")[0])
+        ]
         if not addresses:
             raise AddressError(
-                f"this device has no interface '{interface}' with an IPv4 address; it has "
+                f"this device has no interface '{interface}' with an address; it has "
                 f"{', '.join(sorted(name for name in present if present[name])) or 'none'}"
             )
         chosen.extend(addresses)
     return tuple(dict.fromkeys(chosen))
 
 
-def _parsed(record: PeerRecord, address: str) -> tuple[str, int, bool]:
-    """Host and port, and whether it is a wildcard address."""
+def _parsed(record: PeerRecord, address: str) -> tuple[str, int, tuple[int, ...]]:
+    """Host without interface, and port; and the versions of IP whose wildcard address it is."""
     try:
         host, port = parse_address(address)
-        number = ipaddress.ip_address(host or "0.0.0.0")  # noqa: S104  as `listen` reads it
+        if not host:
+            return host, port, (4, 6)
+        number = ipaddress.ip_address(host)
+        if number.version == 6 and number.is_link_local:
+            number = ipaddress.ip_address(host.partition("%")[0])
     except (ValueError, AddressError) as error:
         raise ValueError(
             f"'{address}' of peer '{record.name}' cannot be announced: write the number of the "
@@ -157,7 +197,7 @@ def _parsed(record: PeerRecord, address: str) -> tuple[str, int, bool]:
             f"'{address}' of peer '{record.name}' cannot be announced: it leads nowhere from "
             "another device; listen on another address, or do not announce"
         )
-    return host, port, number.is_unspecified
+    return str(number), port, (number.version,) if number.is_unspecified else ()
 
 
 def _is_dialable(address: str) -> bool:
@@ -169,9 +209,9 @@ def _is_dialable(address: str) -> bool:
 
 
 def _leads_somewhere(number: IPAddress) -> bool:
-    """Whether another device can connect to it. An IPv6 link-local address has a meaning on one
-    interface only, which each device names differently."""
-    if number.version == 6 and (number.is_link_local or number.scope_id is not None):
+    """Whether another device can connect to it. The interface of an IPv6 link-local address is
+    named differently by each device."""
+    if number.version == 6 and number.scope_id is not None:
         return False
     return not (number.is_unspecified or number.is_multicast)
 

@@ -53,7 +53,7 @@ _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asim
 @given_options("wanted", ClusterOptions, only=("addresses", "cluster", "interfaces", "insecure"))
 @click.option(
     "--listen",
-    default="0.0.0.0:0",
+    default=":0",
     show_default=True,
     metavar="HOST:PORT",
     help="Check that a daemon can listen here.",
@@ -175,12 +175,12 @@ def remembered_links(peers: Sequence[PeerInfo]) -> Iterator[DiagnosedLink]:
 def _multicast() -> dict[str, str | None]:
     up = {name for name, state in interface_states().items() if state.is_up}
     first = {
-        name: next((each for each in addresses if ":" not in each), None)
+        name: min(addresses, key=lambda each: ":" in each)
         for name, addresses in interface_addresses().items()
-        if name in up
+        if name in up and addresses
     }
     return {
-        name: multicast_failure(address)
+        name: multicast_failure(name, address)
         for name, address in first.items()
-        if address is not None and not ipaddress.ip_address(address).is_loopback
+        if not ipaddress.ip_address(address).is_loopback
     }

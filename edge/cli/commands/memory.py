@@ -56,5 +56,5 @@ def _words(peer: PeerInfo) -> str:
     )
     return (
         f"{peer.name} stays under {format_size(peer.memory_bytes)} from now on, of which "
-        f"{format_size(peer.free_bytes)} are free.{loaded}"
+        f"{format_size(peer.free_now_bytes)} are free.{loaded}"
     )

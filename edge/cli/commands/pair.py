@@ -36,7 +36,7 @@ from edge.system.signals import run_in_loop
 )
 @click.option(
     "--listen",
-    default="0.0.0.0:0",
+    default=":0",
     show_default=True,
     metavar="HOST:PORT",
     help="Without a code: the address to wait on for the other device.",
@@ -144,8 +144,14 @@ def _hint(place: str, bound: Sequence[str]) -> str:
     are `bound`."""
     if is_loopback(place) and place not in bound:
         return (
-            "Only this machine can reach it here. In a network of IPv6 alone, start again with "
-            "--listen '[::]:0'."
+            "Only this machine can reach it here. Connect it to a network, and start again with "
+            "--listen :0."
+        )
+    if "%" in place:
+        place = f"{place.partition('%')[0]}%INTERFACE]:{place.rpartition(':')[2]}"
+        return (
+            f"Where zeroconf does not reach, add --peer '{place}', with the interface of the other "
+            "device that leads here."
         )
     peer = f"'{place}'" if "[" in place else place  # brackets mean something to shells
     return f"Where zeroconf does not reach, add --peer {peer}."

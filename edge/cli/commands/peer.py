@@ -26,7 +26,7 @@ from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.services.managers import MANAGERS
 from edge.cli.services.service import Service, install_service, peer_task
 from edge.errors import RequestError
-from edge.host.addresses import has_ipv4_network
+from edge.host.addresses import has_network
 from edge.host.blas_threads import limit_blas_threads
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.free_memory import format_size
@@ -434,8 +434,8 @@ def _say_ready(peer: PeerResources, *, as_json: bool) -> None:
         click.echo(json.dumps({"name": settings.name, "addresses": peer.addresses}))
     else:
         where = f"cluster {settings.cluster}" if settings.announce else "not announced"
-        if settings.announce and not has_ipv4_network():
-            where = "not announced, as this device is in no IPv4 network: others name it by --peer"
+        if settings.announce and not has_network():
+            where = "not announced, as this device is in no network: others name it by --peer"
         click.echo(
             f"peer {settings.name} listens on {', '.join(peer.addresses)} ({where}), "
             f"{settings.backend} on {settings.processor}, {settings.threads} threads, "

@@ -19,6 +19,7 @@ from edge.cli.options import ClusterOptions, open_cluster
 from edge.cli.records import Columns, columns_that_fit, json_option, make_table, print_json
 from edge.cli.sentences import print_sentence
 from edge.host.free_memory import format_size
+from edge.planning.shared_memory import sharing
 from edge.protocol.description import HostedModel
 from edge.protocol.peer_info import PeerInfo
 from edge.system.signals import run_in_loop
@@ -29,7 +30,7 @@ def _device(peer: PeerInfo) -> str:
 
 
 def _free(peer: PeerInfo) -> str:
-    return f"{format_size(peer.model_free_bytes)} of {format_size(peer.memory_bytes)}"
+    return f"{format_size(peer.model_free_now_bytes)} of {format_size(peer.memory_bytes)}"
 
 
 def _loaded(peer: PeerInfo) -> str | None:
@@ -193,6 +194,12 @@ def _table_and_lines(peers: Sequence[PeerInfo], width: int | None) -> tuple[Tabl
     table = make_table(peers, {each: COLUMNS[each] for each in shown}, right=_RIGHT)
     left_out = [each for each in COLUMNS if each not in shown]
     lines = [_in_words(peer, model) for peer in peers for model in peer.models]
+    lines += [
+        f"{', '.join(peer.name for peer in members)} share the memory of one machine, and "
+        f"{format_size(free_bytes)} of it are free for all of them."
+        for members, free_bytes in sharing(peers)
+        if sum(peer.free_now_bytes for peer in members) > free_bytes
+    ]
     if left_out:
         lines.append(f"No room for {', '.join(left_out)}: --wide shows all.")
     return table, lines

@@ -43,6 +43,15 @@ class Candidates:
         self._came: dict[str, tuple[int, float]] = {}
         """The epoch of each present peer, and since when it has been present without a break."""
 
+    @property
+    def are_announced(self) -> bool:
+        """Whether zeroconf finds them. Others are used at the addresses that a user gave."""
+        return self._find is not None
+
+    def are_at(self, peers: Sequence[PeerInfo]) -> None:
+        """Record the addresses at which these peers are reached from now on."""
+        self._saw(peers)
+
     async def look(self) -> None:
         """Look for peers for a few seconds; new and returning ones become candidates. Raises
         NetworkError if there are none."""

@@ -1,4 +1,5 @@
-"""Joining: moves a running model to peers that join, if a move pays for itself."""
+"""Joining: moves a running model to peers that join, if a move pays for itself, and to a faster
+network."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from edge.answers.answer import Answer
+from edge.concurrency.blocking import run_blocking
 from edge.errors import EdgeError, NetworkError
 from edge.host.cache_paths import cache_root
 from edge.partition import ClusterSpec, Estimate, Move, UnderWay
@@ -19,6 +22,7 @@ from edge.planning.proposal import Proposal
 from edge.planning.proving import wrong_peers
 from edge.planning.rate_words import rate_in_words
 from edge.planning.repairing import moved_proposal
+from edge.protocol.fastest_address import by_fastest_address, shared_networks
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.delivery import ship_ahead
 from edge.runs.model import RunningModel
@@ -56,6 +60,8 @@ class Joining:
         self._refused: Peers = frozenset()
         """Peers with which no better plan exists."""
         self._next_move_s = 0.0
+        self._networks: frozenset[tuple[str, str]] | None = None
+        """The networks to the plan's peers at the last look."""
         self._quiet_s = QUIET_S
         self._task = asyncio.create_task(self._run())
 
@@ -80,6 +86,8 @@ class Joining:
         """Move to a plan with the new peers, if there are any and it pays. If it must wait for idle
         time, the move happens when no answer is under way, or at a later look."""
         loop = asyncio.get_running_loop()
+        if await self._takes_faster_network(there):
+            return
         if (new := self._new(there)) is None or loop.time() < self._next_move_s:
             return
         try:
@@ -90,6 +98,45 @@ class Joining:
         except EdgeError as error:
             _log.info("peers that joined are not used: %s", error)
             self._next_move_s = loop.time() + MOVES_APART_S
+
+    async def _takes_faster_network(self, there: Sequence[PeerInfo]) -> bool:
+        """Move the links of the plan where a network has appeared that is measured to be faster, in
+        a moment without an answer under way. The plan stays. Returns whether they move.
+
+        there: has a peer of the plan if its announcement has changed.
+        """
+        now = {peer.id: peer for peer in there}
+        used = [
+            replace(now.get(peer.id, peer), address=peer.address, reached_at=peer.reached_at)
+            for peer in self._in_use()
+        ]
+        if not (used and self._candidates.are_announced):
+            return False
+        networks = await run_blocking(partial(shared_networks, used))
+        if self._networks is None or networks <= self._networks:
+            self._networks = networks
+            return False
+        if not await self._idle_within(LOOK_EVERY_S):
+            return False
+        self._networks = networks
+        found = await by_fastest_address(used)
+        names = [
+            peer.name
+            for peer, before in zip(found, used, strict=True)
+            if peer.reached_at != before.reached_at
+        ]
+        proposal = self._reloading.forecast.proposal
+        if not names or self._model.is_recovering or self._model.answers:
+            return False
+        self._candidates.are_at(found)
+        reason = f"a faster network leads to {', '.join(names)}"
+        _log.warning(
+            "%s: the model goes on there by the same plan. Load it again for a plan that is made "
+            "for this network",
+            reason,
+        )
+        self._model.move(reason, lambda on_end: self._reloading.by(proposal, on_end))
+        return True
 
     def _new(self, there: Sequence[PeerInfo]) -> Peers | None:
         """Peers that the plan was made without. None if there is nothing to consider."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -98,3 +99,13 @@ def test_what_matters_least_goes_first() -> None:
     assert kept[3] == kept[2][:-1]
     assert kept[4] == ["name", "address", "free memory"]
     assert kept[5] == ["name", "address"]
+
+
+def test_daemons_of_one_machine_share_what_is_free() -> None:
+    pooled = [
+        replace(each, memory_pool="m", pool_free_bytes=2100 * MIB)
+        for each in (peer("one", loaded=False), peer("two", loaded=False))
+    ]
+    out = io.StringIO()
+    show_peers(Console(file=out, width=200), pooled, width=None)
+    assert "one, two share the memory of one machine, and 2.1 GiB of it are free" in out.getvalue()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.host.cgroup import memory_left_bytes, processors, usable_cores
+from edge.host.cgroup import memory_left_bytes, processors, tightest_group, usable_cores
 
 GIB = 1 << 30
 NO_LIMIT = str((1 << 63) - 4096)
@@ -135,3 +135,16 @@ def test_threads_are_as_many_as_the_group_leaves_the_time_of(
     monkeypatch.setattr("edge.host.cgroup.allowed_cores", lambda: list(range(8)))
     groups = Groups(tmp_path, "0::/\n", {"cpu.max": allowed})
     assert usable_cores(root=groups.root, membership=groups.membership) == cores
+
+
+def test_processes_of_one_limited_group_find_the_same_number(tmp_path: Path) -> None:
+    """The group that limits counts, not the one that a process is in."""
+    limits = {"pod/memory.max": 4 * GIB, "pod/memory.current": GIB, "pod/a/x": "", "pod/b/x": ""}
+    numbers = set()
+    for name in "ab":
+        groups = Groups(tmp_path, f"0::/pod/{name}\n", limits)
+        found = tightest_group(root=groups.root, membership=groups.membership)
+        assert found is not None
+        assert found.left_bytes == 3 * GIB
+        numbers.add(found.number)
+    assert len(numbers) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,8 @@ from edge.host.interfaces import dial_order, interface_to, interfaces_beside, ow
 def one_interface(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, int]:
     """What the system says of the only one, through which everything goes."""
     said = {"speed": 1000, "duplex": int(psutil.NIC_DUPLEX_FULL)}
-    monkeypatch.setattr(interfaces, "interface_addresses", lambda: {"net0": ["127.0.0.1"]})
+    network = ipaddress.ip_network("127.0.0.0/8")
+    monkeypatch.setattr(interfaces, "_networks", lambda: {"127.0.0.1": ("net0", network)})
     monkeypatch.setattr(
         psutil,
         "net_if_stats",

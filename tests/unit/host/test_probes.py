@@ -16,8 +16,9 @@ def test_a_port_in_use_is_told() -> None:
 
 
 def test_multicast_comes_back_on_loopback_and_not_on_what_is_no_interface() -> None:
-    assert multicast_failure("127.0.0.1") is None
-    assert multicast_failure("203.0.113.9") is not None
+    assert multicast_failure("lo", "127.0.0.1") is None
+    assert multicast_failure("lo", "203.0.113.9") is not None
+    assert multicast_failure("nonesuch0", "fe80::1%nonesuch0") is not None
 
 
 def test_a_folder_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Path) -> None:

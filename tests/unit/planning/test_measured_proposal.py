@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,5 +162,40 @@ def test_layers_are_read_from_disk_only_where_there_is_no_other_way(tmp_path: Pa
                 await plans.propose(stream="off", **asked)
             fits = await plans.propose(**{**asked, "dtype": "int4"})
             assert fits.streaming is None
+
+    asyncio.run(main())
+
+
+def test_daemons_of_one_machine_do_not_plan_its_memory_twice(tmp_path: Path) -> None:
+    """Each tells all that is free there. A plan over both is made again when that is too little."""
+
+    async def main() -> None:
+        async with planner(tmp_path) as plans:
+            wanted: dict[str, Any] = {"plan": "pipeline", "context_tokens": 64}
+            whole = await plans.propose("nothing", **wanted)
+            taken = [
+                row.memory.total + whole.overhead[row.device].buffer_bytes for row in whole.rows
+            ]
+            assert len(taken) == 2
+            free_bytes = sum(taken)
+
+            def share(pool_free_bytes: int) -> None:
+                plans.peers = [
+                    replace(
+                        peer,
+                        memory_pool="m",
+                        pool_free_bytes=pool_free_bytes,
+                        free_bytes=free_bytes,
+                        free_now_bytes=free_bytes,
+                        model_free_bytes=free_bytes,
+                    )
+                    for peer in plans.peers
+                ]
+
+            share(free_bytes)
+            assert (await plans.propose("nothing", **wanted)).plan == whole.plan
+            share(max(taken))
+            with pytest.raises(CapacityError):
+                await plans.propose("nothing", stream="off", **wanted)
 
     asyncio.run(main())

@@ -214,7 +214,7 @@ def test_a_peer_in_use_hides_no_other_one_that_has_one_of_its_addresses(
         announcing = MemoryDiscovery(bus, cluster="default")
         async with null_peers(tmp_path, 2) as daemons:
             one, other = [await describe_peer(d.resources.addresses[0], None) for d in daemons]
-            await announcing.announce(announced(one.id, one.address))
+            await announcing.announce(announced(one.id, one.address, "[fe80::1%lan]:7"))
             await announcing.announce(announced(other.id, one.address, other.address))
             looks = watch_peers("default", None, interfaces=None, every_s=1e9, used=lambda: [one])
             async with contextlib.aclosing(looks):

@@ -9,7 +9,7 @@ import pytest
 
 from edge.cli.commands.pair import _hint
 from edge.errors import NetworkError
-from edge.host.addresses import has_ipv4_network, interface_addresses, reachable
+from edge.host.addresses import has_network, interface_addresses, reachable
 from edge.protocol.peer_info import PeerInfo, describe_peer, is_loopback, places
 from tests.support.null_peers import null_peers
 from tests.support.peer_infos import peer_info
@@ -27,6 +27,11 @@ PRESENT = {
         (["192.168.1.7:5"], None, ["192.168.1.7:5"]),
         (["0.0.0.0:5"], None, ["192.168.1.7:5", "10.0.0.7:5", "127.0.0.1:5"]),
         (["[::]:5"], None, ["[fd00::7]:5", "[::1]:5"]),
+        (
+            ["0.0.0.0:5", "[::]:5"],
+            None,
+            ["192.168.1.7:5", "10.0.0.7:5", "[fd00::7]:5", "127.0.0.1:5", "[::1]:5"],
+        ),
         (["0.0.0.0:5", "[::]:5"], ["eth0"], ["192.168.1.7:5", "[fd00::7]:5"]),
         (["0.0.0.0:5"], ["10.0.0.7", "lo"], ["10.0.0.7:5", "127.0.0.1:5"]),
         (["127.0.0.1:5", "0.0.0.0:5"], ["lo"], ["127.0.0.1:5"]),
@@ -42,12 +47,13 @@ def test_what_a_daemon_tells(
     ("present", "has"),
     [
         (PRESENT, True),
-        ({"lo": ["127.0.0.1", "::1"], "eth0": ["fd00::7"]}, False),
+        ({"lo": ["127.0.0.1", "::1"], "eth0": ["fd00::7"]}, True),
+        ({"lo": ["127.0.0.1", "::1"], "eth0": ["fe80::7%eth0"]}, True),
         ({"lo": ["127.0.0.1"]}, False),
     ],
 )
 def test_where_zeroconf_works(present: dict[str, list[str]], has: bool) -> None:
-    assert has_ipv4_network(present) is has
+    assert has_network(present) is has
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,8 @@ def test_where_zeroconf_works(present: dict[str, list[str]], has: bool) -> None:
     [
         ("192.168.1.7:5000", "add --peer 192.168.1.7:5000."),
         ("[fd00::7]:5000", "add --peer '[fd00::7]:5000'."),
-        ("127.0.0.1:5000", "--listen '[::]:0'"),
+        ("[fe80::7%eth0]:5000", "add --peer '[fe80::7%INTERFACE]:5000', with the interface"),
+        ("127.0.0.1:5000", "--listen :0"),
     ],
 )
 def test_the_hint_under_a_pairing_code(place: str, hint: str) -> None:
@@ -114,7 +121,7 @@ def test_one_that_listens_on_loopback_only_cannot_have_neighbours_elsewhere() ->
     with pytest.raises(NetworkError) as raised:
         places({(0, 0): peer("a", "127.0.0.1:1"), (0, 1): peer("b", "192.168.1.9:2")})
     assert "peer a listens on 127.0.0.1:1 only" in str(raised.value)
-    assert "--listen 0.0.0.0:0" in str(raised.value)
+    assert "--listen :0" in str(raised.value)
 
 
 def test_alone_a_loopback_peer_needs_no_neighbours() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edge.errors import PeerLostError
+from edge.protocol.peer_info import PeerInfo
 from edge.runs.recovery.joining import MOVES_APART_S, Joining
 from tests.support.formats import uniform_format
-from tests.support.passing_time import let_pass
+from tests.support.passing_time import let_pass, somebody_waits_for
 from tests.support.peer_infos import peer_info
 from tests.support.specs import plain_spec
 
@@ -79,7 +81,7 @@ def test_who_is_lost_on_the_way_is_tried_again_after_a_while(
 
     async def main() -> None:
         running: Any = Running()
-        nobody: Any = SimpleNamespace(looks=lambda _used: _never())
+        nobody: Any = SimpleNamespace(looks=lambda _used: _never(), are_announced=False)
         joining = Joining(nobody, running, running)
         for moves in (0, 0, 1):
             await joining._look_at([OLD, NEW])
@@ -95,3 +97,50 @@ def test_who_is_lost_on_the_way_is_tried_again_after_a_while(
 async def _never() -> AsyncIterator[None]:
     await asyncio.Event().wait()
     yield
+
+
+@pytest.mark.parametrize("are_announced", [True, False])
+def test_a_faster_network_that_appears_is_taken_when_no_answer_is_under_way(
+    are_announced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is measured once. An address that a user gave stays."""
+    slow, fast = "10.9.1.2:5", "10.9.2.2:5"
+    near = peer_info("old", address=slow)
+    both = replace(near, addresses=(slow, fast), address=fast, reached_at=fast)
+    measured: list[str] = []
+
+    async def fastest(peers: list[PeerInfo]) -> list[PeerInfo]:
+        measured.extend(peer.reached_at for peer in peers)
+        return [replace(peer, address=fast, reached_at=fast) for peer in peers]
+
+    def networks(peers: list[PeerInfo]) -> frozenset[tuple[str, str]]:
+        return frozenset((peer.id, address) for peer in peers for address in peer.addresses)
+
+    monkeypatch.setattr("edge.runs.recovery.joining.by_fastest_address", fastest)
+    monkeypatch.setattr("edge.runs.recovery.joining.shared_networks", networks)
+
+    async def main() -> None:
+        running: Any = Running()
+        running.peers = {"old": near}
+        at: list[str] = []
+        candidates: Any = SimpleNamespace(
+            looks=lambda _used: _never(),
+            are_announced=are_announced,
+            are_at=lambda peers: at.extend(peer.address for peer in peers),
+        )
+        joining = Joining(candidates, running, running)
+        await joining._look_at([])
+        running.answers = (object(),)
+        looking = asyncio.create_task(joining._look_at([both]))
+        while are_announced and not somebody_waits_for(0.2):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not running.moves
+        running.answers = ()
+        let_pass(0.2)
+        await looking
+        await joining._look_at([both])
+        assert (measured, at) == (([slow], [fast]) if are_announced else ([], []))
+        assert running.moves == (["a faster network leads to old"] if are_announced else [])
+        await joining.aclose()
+
+    asyncio.run(main())

@@ -1,6 +1,7 @@
 """Addresses: how they are read, listened on and connected to, and what is said when not."""
 
 import asyncio
+import errno
 import socket
 from ipaddress import IPv6Address
 
@@ -13,6 +14,7 @@ from edge.transport import (
     connect,
     format_address,
     listen,
+    listener,
     parse_address,
     parse_number,
 )
@@ -143,5 +145,32 @@ def test_every_form_of_address_can_be_listened_on(address: str) -> None:
             await theirs.aclose()
         finally:
             await listener.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_without_a_host_both_versions_of_ip_have_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port that the system chose for one may be taken for the other: another is tried."""
+    bind, bound = listener._bind, []
+
+    def first_is_taken(family: int, place: tuple[object, ...]) -> socket.socket:
+        bound.append(family)
+        if bound == [socket.AF_INET, socket.AF_INET6]:
+            raise OSError(errno.EADDRINUSE, "taken")
+        return bind(family, place)
+
+    monkeypatch.setattr(listener, "_bind", first_is_taken)
+
+    async def scenario() -> None:
+        found = await quiet_listener(":0")
+        try:
+            hosts = {parse_address(each) for each in found.addresses}
+            assert ("0.0.0.0", found.port) in hosts
+            assert hosts <= {("0.0.0.0", found.port), ("::", found.port)}
+            assert bound == 2 * [socket.AF_INET, socket.AF_INET6]
+            with pytest.raises(AddressError, match="choose another port"):
+                await quiet_listener(f":{found.port}")
+        finally:
+            await found.aclose()
 
     asyncio.run(scenario())

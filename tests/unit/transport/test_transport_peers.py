@@ -116,6 +116,21 @@ def test_one_service_for_each_port_and_all_interfaces_for_a_wildcard() -> None:
     ]
 
 
+def test_a_wildcard_is_announced_as_the_addresses_of_its_kind() -> None:
+    own = ("10.0.0.1", "fd00::1", "fe80::1%eth0")
+    four, six = ("10.0.0.1:7",), ("[fd00::1]:7", "[fe80::1]:7")
+    for told, meant in (
+        (("0.0.0.0:7",), four),
+        (("[::]:7",), six),
+        ((":7",), four + six),
+        (("0.0.0.0:7", "[::]:7"), four + six),
+    ):
+        [service] = services_of(record("one", *told), own, None)
+        assert believed(service) == record("one", *meant)
+    [named] = services_of(record("one", "[fe80::1%eth0]:7"), own, None)
+    assert believed(named) == record("one", "[fe80::1]:7")
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -123,7 +138,6 @@ def test_one_service_for_each_port_and_all_interfaces_for_a_wildcard() -> None:
         (record("one", "laptop:7"), "write the number"),
         (record("one", "10.0.0.1"), "write the number"),
         (record("one", "224.0.0.1:7"), "leads nowhere from another device"),
-        (record("one", "[fe80::1]:7"), "leads nowhere from another device"),
         (record("one", "[fd00::1%eth0]:7"), "leads nowhere from another device"),
         (record("one", name="x" * 251), "shorten it"),
         (record("one", name="bell\a"), "printable"),
@@ -168,7 +182,6 @@ GOOD: dict[bytes, bytes | None] = {
         {**GOOD, b"at.0": b"0.0.0.0:7"},
         {**GOOD, b"at.0": b"[::]:7"},
         {**GOOD, b"at.0": b"224.0.0.1:7"},
-        {**GOOD, b"at.0": b"[fe80::1]:7"},
         {**GOOD, b"at.0": b"[fe80::1%eth0]:7"},
         {**GOOD, b"at.1": b"10.0.0.1"},
         {**GOOD, **{f"at.{n}".encode(): f"10.0.0.{n + 1}:7".encode() for n in range(9)}},

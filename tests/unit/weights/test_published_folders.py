@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edge.errors import CheckpointError
+from edge.host.cache_paths import CACHE_VARIABLE
 from edge.models.spec import tensor_shapes
+from edge.offload import SafetensorsStore
 from edge.text import read_tokenizer_files
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.header import read_header
@@ -60,6 +62,28 @@ def test_a_head_with_the_values_of_the_embedding_is_tied(dtype: Any, tmp_path: P
         with Checkpoint.open(made.path) as opened:
             assert opened.spec.tied_embeddings != bool(other)
             assert bool(opened.note) == bool(other)
+
+
+def test_an_equal_head_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of the file has it read again."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    made, tensors = tied(tmp_path / "llama", "llama")
+    read: list[str] = []
+
+    def note(self: SafetensorsStore, name: str, *runs: Any) -> Any:
+        read.append(name)
+        return plain_read(self, name, *runs)
+
+    plain_read = SafetensorsStore.read
+    monkeypatch.setattr(SafetensorsStore, "read", note)
+    for other in (0, 1):
+        head = tensors[EMBEDDING] + np.float32(other)
+        save_file({**tensors, HEAD: head}, made.path / "model.safetensors")
+        for is_first in (True, False):
+            read.clear()
+            with Checkpoint.open(made.path) as opened:
+                assert opened.spec.tied_embeddings != bool(other)
+            assert (HEAD in read) == (is_first or bool(other))
 
 
 def test_a_head_of_another_type_is_one_of_its_own(tmp_path: Path) -> None:

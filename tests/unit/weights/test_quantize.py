@@ -1,6 +1,7 @@
 """Matrices are rounded once, and every slice of them comes out the same."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,3 +150,19 @@ def test_threads_of_one_process_share_the_work(tmp_path: Path) -> None:
     for store in results:
         assert_same(store.rows("head", range(70)), quantize(TENSORS["head"], bits=4, block_size=32))
         store.close()
+
+
+def test_no_more_threads_than_the_control_group_leaves_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, threads: int) -> None:
+            started.append(threads)
+            super().__init__(threads)
+
+    monkeypatch.setattr("edge.weights.quantize.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr("edge.weights.quantize.usable_cores", lambda: 1)
+    open_here(tmp_path).close()
+    assert started == [1]
