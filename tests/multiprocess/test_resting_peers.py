@@ -78,7 +78,7 @@ def test_a_laptop_hands_over_on_its_battery_and_comes_back(tmp_path: Path) -> No
         with cluster.load(MODEL, dtype="float32", plan=plan) as model:
             assert len(model.plan.devices) == 2
             expected = model.generate(PROMPT, max_new_tokens=TOKENS).token_ids
-            found = []
+            found: list[int] = []
             for token in model.stream(PROMPT, max_new_tokens=TOKENS):
                 if not found:
                     status(power, "Discharging")
