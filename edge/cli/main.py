@@ -25,6 +25,7 @@ from edge.cli.hangup import HungUp, give_up
 from edge.cli.usage_errors import as_sentence, remedy_of, unknown_command
 from edge.errors import EdgeError
 from edge.system.heap import restart_with_malloc_settings
+from edge.system.kind import why_no_wheels
 from edge.system.signals import end_by
 from edge.system.terminal import TerminalError, has_hung_up
 from edge.version import __version__
@@ -131,6 +132,12 @@ def main(arguments: list[str] | None = None) -> Any:
         click.echo(f"edge: {error}", err=True)
         if wants_json:
             _tell_json(error.code, str(error), error.remedy)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (error.name or "edge").partition(".")[0] == "edge":
+            raise
+        reason = why_no_wheels() or "install Edge anew, with pip"
+        click.echo(f"edge: the package {error.name} is missing; {reason}", err=True)
         sys.exit(1)
     except (HungUp, TerminalError):
         give_up(sys.stdout, sys.stderr)

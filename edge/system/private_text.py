@@ -24,5 +24,6 @@ def as_private_file(content: bytes) -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="edge-") as folder:  # of mode 0700
         path = Path(folder) / "private"
+        path.touch(0o600)
         path.write_bytes(content)
         yield str(path)
