@@ -239,6 +239,13 @@ class LoadOptions:
     a loss, answers under way go on as soon as the model is loaded and their prompts are computed;
     with "kv", as soon as it is loaded."""
 
+    spot_check: float = option(
+        0.0,
+        metavar="SHARE",
+        help="After this share of steps, as 0.01, have a peer prove its arithmetic anew; "
+        "one that computes wrongly is replaced. It takes the peer some 10 ms.",
+    )
+
     wait_for_peers_s: float = option(
         0.0,
         flags=("--wait-for-peers",),
@@ -271,6 +278,9 @@ class LoadOptions:
             raise RequestError(
                 f"wait_for_peers_s must be 0 to {MOST_WAIT_S:g} seconds, not {shown(wait_s)}"
             )
+        share = self.spot_check
+        if type(share) not in (int, float) or not 0 <= share <= 1:
+            raise RequestError(f"spot_check must be 0 to 1, not {shown(share)}")
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
 
@@ -341,5 +351,6 @@ class LoadOverrides(TypedDict, total=False):
     stream: Streaming
     experts: ExpertCut
     standby: Standby
+    spot_check: float
     wait_for_peers_s: float
     replan: Replan

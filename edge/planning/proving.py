@@ -61,9 +61,9 @@ async def _proof(peer: PeerInfo, weight_format: WeightFormat) -> bytes | str | N
         return str(error)
 
 
-def fault_of(numbers: bytes, weight_format: WeightFormat) -> str | None:
+def fault_of(numbers: bytes, weight_format: WeightFormat, *, seed: int = _SEED) -> str | None:
     """The first operator that is wrong, the format, and the distance; None: all are right."""
-    cases = proof_cases(weight_format, _SEED)
+    cases = proof_cases(weight_format, seed)
     expected = [each for case in cases for each in case.expected()]
     if len(numbers) != 4 * sum(each.size for each in expected):
         return f"its proof for {weight_format.name} has {len(numbers):,} bytes"

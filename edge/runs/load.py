@@ -61,6 +61,9 @@ async def load_model(
         copies=load.copies,
         kv_is_rounded=load.kv_dtype != "float32",
     )
+    if load.spot_check:
+        infos = {peer.name: peer for peer in peers}
+        run.check_now_and_then(load.weight_format, load.spot_check, infos)
     for seat, each in (delivered or {}).items():
         run.adopt(seat, each.client)
     loading = _Loading(run=run, delivery=delivery, peers={peer.id: peer for peer in peers})

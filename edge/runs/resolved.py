@@ -40,6 +40,8 @@ class ResolvedLoad:
     """Prefix caches of this load may be used by other coordinators of the cluster."""
     trusted: tuple[str, ...] = ()
     """Ids of devices whose prefix caches this load may use."""
+    spot_check: float = 0.0
+    """The share of steps after which a peer proves its arithmetic again."""
     expected: Mapping[str, ExpectedStep] = field(default_factory=dict)
     """Predicted times of the devices' steps, by id, where a prediction exists."""
 
@@ -68,6 +70,7 @@ class ResolvedLoad:
             copies=kv_copies(options.standby, proposal, here=host_id()),
             share_prefixes=options.share_prefixes,
             trusted=options.trusted,
+            spot_check=options.spot_check,
             expected=proposal.expected_steps(proposal.context_tokens),
         )
 

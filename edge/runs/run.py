@@ -16,16 +16,20 @@ from edge.partition import Plan
 from edge.protocol.assignment import Copies
 from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.frame_codec import Event
+from edge.protocol.messages import Tokens
+from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat
 from edge.runs.connections import Connections
 from edge.runs.order_sender import OrderSender
 from edge.runs.peer_events import PeerEvents
+from edge.runs.spot_checks import SpotChecks
 from edge.runs.under_way import AnswersUnderWay
 from edge.scheduling import events
 from edge.scheduling.decide import decide
 from edge.scheduling.orders import Work
 from edge.scheduling.state import SchedulingState
+from edge.weights.formats import WeightFormat
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +70,7 @@ class PlanRun:
             self._connections, self._answers, tell=self._tell, fail=self.fail
         )
         self._sender = OrderSender(self._connections, self._answers, self._peer_events)
+        self._spot_checks: SpotChecks | None = None
         self._state: SchedulingState | None = None
         """The scheduler's state; None before `start`."""
         self._events: list[events.Event] = []
@@ -94,6 +99,19 @@ class PlanRun:
         if not isinstance(self.failure, PeerLostError):
             return frozenset()
         return self._connections.devices_named(self.failure.peer)
+
+    def check_now_and_then(
+        self, weight_format: WeightFormat, share: float, infos: Mapping[str, PeerInfo]
+    ) -> None:
+        """Have the peers prove their arithmetic after a share of steps. infos: by the peers'
+        names."""
+        self._spot_checks = SpotChecks(
+            weight_format,
+            share,
+            peers=lambda: self._connections.peers,
+            infos=infos,
+            fail=self.fail,
+        )
 
     def adopt(self, seat: Seat, client: PeerClient) -> None:
         """Take over the connection to the peer that runs the shard of this seat."""
@@ -172,6 +190,8 @@ class PlanRun:
             return
         self.failure = error
         self.failed.set()
+        if self._spot_checks is not None:
+            self._spot_checks.close()
         unfinished = self._answers.take_all()
         self._release_task = asyncio.create_task(self._release())
         self._on_end(unfinished, error)
@@ -185,6 +205,8 @@ class PlanRun:
         """Handle a report of a peer, unless the run has ended."""
         if self.failure is None:
             self._peer_events.take(client, event)
+            if self._spot_checks is not None and isinstance(event, Tokens) and event.last:
+                self._spot_checks.step_ended()
 
     def _tell(self, event: events.Event) -> None:
         self._events.append(event)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import edge
 from edge.demos.bundled import MODEL
-from tests.support.processes import Daemon, start_together
+from tests.support.plans import bundled_plan
+from tests.support.processes import Daemon, poll_until, start_together
 
 PROMPT = [1, 2, 3]
 
@@ -57,3 +59,35 @@ def test_it_computes_what_it_computes_rightly(daemons: list[Daemon]) -> None:
     attic, cellar = daemons
     right = reply([attic.address], dtype="int8")
     assert reply([cellar.address], dtype="int8") == right
+
+
+def test_one_that_becomes_wrong_later_is_replaced(
+    daemons: list[Daemon], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attic, _ = daemons
+    begins = tmp_path / "wrong from now on"
+    monkeypatch.setenv("WRONG_FROM", str(begins))
+    options = ("--no-announce", "--name", "shed")
+    program = "tests.support.wrong_peer"
+    with (
+        Daemon(tmp_path / "shed", *options, program=program) as shed,
+        edge.Cluster.connect([attic.address, shed.address]) as cluster,
+        cluster.load(
+            MODEL,
+            dtype="int4",
+            plan=bundled_plan("pipeline_2", devices=("attic", "shed")),
+            spot_check=1.0,
+        ) as model,
+    ):
+        expected = list(model.generate(PROMPT, max_new_tokens=100).token_ids)
+        assert len(model.plan.devices) == 2
+        found: list[int] = []
+        stream = model.stream(PROMPT, max_new_tokens=100)
+        for token in stream:
+            begins.touch()
+            found.append(token.token_id)
+        assert found == expected
+        poll_until(lambda: len(model.plan.devices) == 1)
+        assert shed.await_free().models == ()
+        (recovery,) = stream.reply().recoveries
+        assert "shed" in str(recovery)

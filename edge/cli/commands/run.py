@@ -41,7 +41,8 @@ from edge.planning.load_options import LoadOptions
 from edge.runs.model import Recovery
 
 _CHANGEABLE = {
-    "share_prefixes", "prefixes_of", "stream", "standby", "wait_for_peers_s", "replan",
+    "share_prefixes", "prefixes_of", "stream", "standby", "spot_check", "wait_for_peers_s",
+    "replan",
 }  # fmt: skip
 """Options that no token depends on."""
 
