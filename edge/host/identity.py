@@ -22,6 +22,9 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_FIELDS = ("model name", "CPU implementer", "CPU part", "Model", "Hardware", "cpu model")
 """The fields' names in the kernels of different processors."""
 
+_CPU_FLAGS = ("flags", "Features")
+"""The same, of the fields with a processor's instructions."""
+
 
 _COMPUTING = {"ort": ("onnxruntime",), "triton": ("torch", "triton")}
 """The packages of each back end that affect its speed."""
@@ -63,6 +66,22 @@ def device_identity(*, backend: str, accelerator: str, threads: int, sample_byte
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def arithmetic_identity(*, backend: str, accelerator: str) -> str:
+    """A hash that is equal for devices whose results have the same bits.
+
+    It covers processor, accelerator, and versions of the software that computes. Kernels differ
+    between processors, by their instructions: some round the inputs of products, some do not.
+    """
+    facts = {
+        "processor": _processor((*_CPU_FIELDS, *_CPU_FLAGS)),
+        "machine": platform.machine(),
+        "versions": _versions(backend),
+        "backend": backend,
+        "accelerator": accelerator,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def on_battery() -> bool:
     """Whether the device runs on its battery now; False where the system does not tell."""
     try:
@@ -73,13 +92,13 @@ def on_battery() -> bool:
 
 
 @functools.cache
-def _processor() -> list[str]:
+def _processor(fields: tuple[str, ...] = _CPU_FIELDS) -> list[str]:
     """The distinct lines that name processors: a phone's chip has several kinds."""
     try:
         lines = _CPU_INFO.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    return sorted({line for line in lines if line.split(":")[0].strip() in _CPU_FIELDS})
+    return sorted({line for line in lines if line.split(":")[0].strip() in fields})
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from edge.errors import CapacityError, ProtocolError, RequestError
 from edge.host.addresses import reachable
 from edge.host.cache_paths import cache_remedy
 from edge.host.free_memory import format_size, machine_memory_bytes, usable_memory_bytes
-from edge.host.identity import device_identity, host_id
+from edge.host.identity import arithmetic_identity, device_identity, host_id
 from edge.membership.identity import fingerprint, is_peer_of
 from edge.memory.baseline import LARGE_FRAMES_BYTES, budget_bytes, device_baseline, process_baseline
 from edge.memory.disk_cache import OF_PEERS, kept_files, remove_kept
@@ -476,6 +476,9 @@ class PeerResources:
                 accelerator=settings.processor,
                 threads=settings.threads,
                 sample_bytes=sample_bytes,
+            ),
+            arithmetic=arithmetic_identity(
+                backend=settings.backend, accelerator=settings.processor
             ),
             is_busy=self._is_busy,
             is_leaving=self.leaving.is_set(),

@@ -75,6 +75,8 @@ class PeerDescription:
     """The machine that it is on; peers of one host share its memory."""
     identity: Printable
     """Changes when the device must be measured again."""
+    arithmetic: Printable
+    """Equal for devices whose results have the same bits."""
     host_memory_bytes: int | None = None
     """Free host memory for models; None: the device computes in host memory."""
     kv_memory_bytes: int | None

@@ -203,6 +203,7 @@ SOUND = {
     "kv_beginnings_bytes": 0,
     "host": "h",
     "identity": "i",
+    "arithmetic": "a",
     "host_memory_bytes": None,
     "is_busy": False,
     "is_leaving": False,

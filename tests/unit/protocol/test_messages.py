@@ -159,6 +159,7 @@ DESCRIPTION = PeerDescription(
     model_free_bytes=8,
     host="h",
     identity="x",
+    arithmetic="y",
     host_memory_bytes=None,
     kv_memory_bytes=3,
     kv_disk_bytes=0,
