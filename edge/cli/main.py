@@ -26,6 +26,7 @@ from edge.cli.hangup import HungUp, give_up, has_hung_up
 from edge.cli.usage_errors import as_sentence, remedy_of, unknown_command
 from edge.errors import EdgeError
 from edge.host.huge_pages import restart_with_malloc_settings
+from edge.host.instructions import check_instructions
 from edge.version import __version__
 
 COMMANDS = {
@@ -111,6 +112,7 @@ def main(arguments: list[str] | None = None) -> Any:
         gc.disable()
     wants_json = "--json" in (sys.argv if arguments is None else arguments)
     try:
+        check_instructions()
         cli.main(args=arguments, prog_name="edge", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
