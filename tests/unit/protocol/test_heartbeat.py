@@ -157,7 +157,7 @@ def test_a_punctual_side_has_no_longer_than_the_least() -> None:
 
 def test_time_in_which_we_do_not_read_is_no_gap_of_theirs() -> None:
     async def story(hearing: Hearing, theirs: Channel, _: asyncio.Task[float]) -> None:
-        for _ in range(3):
+        for _turn in range(3):
             hearing.not_listening()
             await pass_slowly(LATE_S)
             hearing.listening()
