@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,13 @@ from edge.backends.ort.runtime import ort
 from edge.kernels.cases import Draw
 from edge.kernels.matmul.onnx import matmul
 from edge.kernels.matmul_nbits.onnx import matmul_nbits
-from edge.kernels.matmul_nbits.reference import quantize
+from edge.kernels.matmul_nbits.reference import Accuracy, quantize
 from edge.kernels.onnx_graph import OnnxGraph
 
 ROWS, COLUMNS = 256, 512
 TOKENS = (1, 16)
 BITS = (8, 4, 2)
+ACCURACIES: tuple[Accuracy, ...] = ("fast", "high")
 
 
 def products() -> dict[str, np.ndarray]:
@@ -37,7 +39,7 @@ def products() -> dict[str, np.ndarray]:
         key = f"float32, {tokens}"
         found[key] = matmul(graph, name, graph.constant("weight", weight))
         graph.output(found[key], key, np.float32, shape)
-        for bits, accuracy in itertools.product(BITS, ("fast", "high")):
+        for bits, accuracy in itertools.product(BITS, ACCURACIES):
             matrix = quantize(weight, bits=bits, block_size=64)
             key = f"{bits} bits {accuracy}, {tokens}"
             found[key] = matmul_nbits(
@@ -62,5 +64,6 @@ def products() -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     file = io.BytesIO()
-    np.savez(file, **products())
+    arrays: dict[str, Any] = products()
+    np.savez(file, **arrays)
     sys.stdout.buffer.write(file.getvalue())
