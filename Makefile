@@ -3,12 +3,12 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all bench clean
+.PHONY: help demo test test-all test-arm64 bench clean
 
 BENCH ?= decode --shape tiny --peers 2 --threads 1 --dtype int4 --plan tensor
 
 help: ## Show these lines
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 16
 
 demo: .venv/installed ## One small model over three peers on this machine, in under a minute
 	@.venv/bin/edge demo split
@@ -19,6 +19,9 @@ test: .venv-test/installed ## Every check: format, lint, types, imports, then th
 
 test-all: test ## The same, then cases that show once more what others show
 	@scripts/test slow
+
+test-arm64: .venv-test/installed ## An emulated ARM64 peer beside this machine's, as root on Debian
+	@scripts/test -m arm64 -s tests/arm64
 
 bench: .venv/installed ## Run a bench: make bench BENCH="decode --shape W --peers 2"
 	@.venv/bin/python -m edge.demos.bench $(BENCH)

@@ -162,7 +162,13 @@ if not TYPE_CHECKING:  # a type checker would take any name to be one of edge's
 
         if name not in __all__:
             raise AttributeError(f"module 'edge' has no attribute {name!r}")
-        home = "edge.errors" if name.endswith("Error") else _HOMES[name]
+        if name.endswith("Error"):
+            home = "edge.errors"
+        else:
+            from edge.host.instructions import check_instructions
+
+            check_instructions()  # before numpy is imported
+            home = _HOMES[name]
         value = globals()[name] = getattr(importlib.import_module(home), name)
         return value
 

@@ -21,6 +21,8 @@ class Expected(NamedTuple):
     operator: str
     values: Array
     allowed: float
+    typical: float = 0.0
+    """The usual size of a value, where the largest may be small by chance."""
 
 
 class CaseGraph:
@@ -53,6 +55,7 @@ class CaseGraph:
         face: Callable[..., Any],
         *cases: Case,
         allowed: float = 0.0,
+        typical: float = 0.0,
         results: int | None = None,
     ) -> list[str]:
         """An operator, and the names of its outputs. results: how many are compared; None: all."""
@@ -73,7 +76,7 @@ class CaseGraph:
             names.append(f"result_{len(self.expected[0])}")
             self.graph.output(value, names[-1], np.float32, _shape(wanted))
             for expected, values_of_run in zip(self.expected, wanted, strict=True):
-                expected[names[-1]] = Expected(operator, values_of_run, allowed)
+                expected[names[-1]] = Expected(operator, values_of_run, allowed, typical)
         return names
 
     def cut(self, tokens: int) -> dict[str, NDArray[Any]]:

@@ -29,16 +29,29 @@ class Judge:
     device_name: str
     remedy: str
 
-    def compare(self, operator: str, found: Array, expected: Array, *, allowed: float) -> None:
+    def compare(
+        self,
+        operator: str,
+        found: Array,
+        expected: Array,
+        *,
+        allowed: float,
+        typical: float = 0.0,
+    ) -> None:
         """Raises RequestError if the largest error exceeds this share of the largest value, and
-        CheckpointError if the reference gives NaN or infinity, because of damaged weights."""
+        CheckpointError if the reference gives NaN or infinity, because of damaged weights.
+
+        typical: the usual size of a value. The one output of a matrix of one row may be near 0 by
+        chance, and its rounding error is not.
+        """
         if not np.isfinite(expected).all():
             raise CheckpointError(
                 f"the weights of {operator} give NaN or infinity on any device: the checkpoint is "
                 "damaged, fetch it again"
             )
         found = found.reshape(expected.shape)
-        error = float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-9))
+        largest = max(float(np.abs(expected).max()), typical, 1e-9)
+        error = float(np.abs(found - expected).max()) / largest
         if not error <= allowed:  # also true for NaN
             raise RequestError(
                 f"back end {self.backend} computes wrongly on this device ({self.device_name}): "
@@ -46,6 +59,11 @@ class Judge:
                 "allowed",
                 remedy=self.remedy,
             )
+
+
+def typical_output(weight: Array) -> float:
+    """The usual size of a product of standard normal inputs with these rows [rows, columns]."""
+    return float(np.linalg.norm(weight, axis=1).max(initial=0.0))
 
 
 def spread(count: int, most: int) -> list[int]:

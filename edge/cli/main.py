@@ -24,6 +24,7 @@ import click
 from edge.cli.hangup import HungUp, give_up
 from edge.cli.usage_errors import as_sentence, remedy_of, unknown_command
 from edge.errors import EdgeError
+from edge.host.instructions import check_instructions
 from edge.system.heap import restart_with_malloc_settings
 from edge.system.kind import why_no_wheels
 from edge.system.signals import end_by
@@ -113,6 +114,7 @@ def main(arguments: list[str] | None = None) -> Any:
         gc.disable()
     wants_json = "--json" in (sys.argv if arguments is None else arguments)
     try:
+        check_instructions()
         cli.main(args=arguments, prog_name="edge", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()

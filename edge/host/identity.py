@@ -15,7 +15,7 @@ import psutil
 
 from edge.host.cgroup import processors
 from edge.system.processes import allowed_cores
-from edge.system.processor import processor_names
+from edge.system.processor import processor_kinds, processor_names
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -56,6 +56,22 @@ def device_identity(*, backend: str, accelerator: str, threads: int, sample_byte
         "accelerator": accelerator,
         "threads": threads,
         "sample_bytes": sample_bytes,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def arithmetic_identity(*, backend: str, accelerator: str) -> str:
+    """A hash that is equal for devices whose results have the same bits.
+
+    It covers processor, accelerator, and versions of the software that computes. Kernels differ
+    between processors, by their instructions: some round the inputs of products, some do not.
+    """
+    facts = {
+        "processor": list(processor_kinds()),
+        "machine": platform.machine(),
+        "versions": _versions(backend),
+        "backend": backend,
+        "accelerator": accelerator,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -28,7 +28,7 @@ from edge.host.free_memory import (
     memory_pool,
     usable_memory_bytes,
 )
-from edge.host.identity import device_identity, host_id
+from edge.host.identity import arithmetic_identity, device_identity, host_id
 from edge.membership.identity import fingerprint, is_peer_of
 from edge.memory.baseline import (
     LARGE_FRAMES_BYTES,
@@ -526,6 +526,9 @@ class PeerResources:
                 accelerator=settings.processor,
                 threads=settings.threads,
                 sample_bytes=sample_bytes,
+            ),
+            arithmetic=arithmetic_identity(
+                backend=settings.backend, accelerator=settings.processor
             ),
             is_busy=self._is_busy,
             is_leaving=self.leaving.is_set(),

@@ -22,6 +22,9 @@ from edge.protocol.measurements import (
 from edge.protocol.messages import Describe
 from edge.protocol.peer_info import PeerInfo, places
 
+_TRIES = 2
+"""Probes of a link until its two peers count as unable to link to each other."""
+
 Question = TypeVar("Question", bound=LinkQuestion)
 
 
@@ -84,17 +87,21 @@ class LinkFacts:
 
     async def _link(self, source: PeerInfo, target: PeerInfo) -> LinkTimes | None:
         """The measured link; None, with a note, when the two cannot link to each other though both
-        answer."""
-        try:
-            client = await self._inquiry.clients.of(source)
-            return await client.call(self._question(Probe, source, target))
-        except (PeerLostError, ProtocolError):
-            raise
-        except EdgeError as error:
+        answer. A second try, once the target has answered, is for a device at full load, which may
+        be late for the first."""
+        client = await self._inquiry.clients.of(source)
+        failure: EdgeError | None = None
+        for _ in range(_TRIES):
+            try:
+                return await client.call(self._question(Probe, source, target))
+            except (PeerLostError, ProtocolError):
+                raise
+            except EdgeError as error:
+                failure = error
             # Raises PeerLostError with its name if the other end is gone.
             await (await self._inquiry.clients.of(target)).call(Describe())
-            self._inquiry.on_note(f"{source.name} and {target.name} cannot share a model: {error}")
-            return None
+        self._inquiry.on_note(f"{source.name} and {target.name} cannot share a model: {failure}")
+        return None
 
     def _question(self, kind: type[Question], source: PeerInfo, target: PeerInfo) -> Question:
         return kind(

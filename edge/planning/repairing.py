@@ -108,9 +108,9 @@ async def moved_proposal(
 
 
 def _alike(peers: Sequence[PeerInfo], plan: Plan) -> frozenset[str]:
-    """Ids of peers with the back end and processor that all devices of the plan have: they compute
-    the same bits. Empty where the plan's devices differ."""
-    kinds = {peer.id: (peer.backend, peer.processor) for peer in peers}
+    """Ids of peers that compute the same bits as all devices of the plan. Empty where the plan's
+    devices differ."""
+    kinds = {peer.id: peer.arithmetic for peer in peers}
     planned = {kinds.get(id) for id in plan.devices}
     return frozenset(id for id, kind in kinds.items() if planned == {kind})
 

@@ -19,7 +19,13 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import one_line
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
-from edge.protocol.heartbeat import ALIVE, PEER_SILENT_AFTER_S, Hearing, show_life
+from edge.protocol.heartbeat import (
+    ALIVE,
+    PEER_SILENT_AFTER_S,
+    PEER_SILENT_AT_MOST_S,
+    Hearing,
+    show_life,
+)
 from edge.protocol.messages import FRAMES, Leaving, limits_of
 from edge.transport import (
     MEMBER,
@@ -80,7 +86,9 @@ class PeerClient:
         self._given_up: set[int] = set()
         """Calls that timed out or were cancelled; their answers are dropped."""
         self._ended: EdgeError | None = None
-        self._hearing = Hearing(channel, silent_after_s=silent_after_s)
+        self._hearing = Hearing(
+            channel, silent_after_s=silent_after_s, at_most_s=PEER_SILENT_AT_MOST_S
+        )
         self._tasks = [
             asyncio.create_task(work)
             for work in (

@@ -84,6 +84,8 @@ class PeerDescription:
     """Bytes of that memory which are free for models now."""
     identity: Printable
     """Changes when the device must be measured again."""
+    arithmetic: Printable
+    """Equal for devices whose results have the same bits."""
     host_memory_bytes: int | None = None
     """Free host memory for models; None: the device computes in host memory."""
     kv_memory_bytes: int | None

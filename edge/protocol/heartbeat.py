@@ -19,7 +19,11 @@ ALIVE_EVERY_S = 0.4
 PEER_SILENT_AFTER_S = 2.6
 """A coordinator counts a peer as lost after this time without a byte, and notices it within 3 s. A
 pause of 2 s is not a loss: it is a silence of at most 2.4 s with the time since the last
-heartbeat."""
+heartbeat. A peer whose heartbeats were late before has longer: see `UsualGaps`."""
+
+PEER_SILENT_AT_MOST_S = 12.0
+"""The longest that a late peer has. It is shorter than the time after which the peer gives up its
+coordinator."""
 
 COORDINATOR_SILENT_AFTER_S = 20.0
 """A peer counts a coordinator as lost after this time. The time is longer, because only the memory
@@ -33,6 +37,9 @@ LEAVES_WITHIN_S = 10.0
 """A peer that its user stops stays this long for coordinators with models there."""
 
 _LOOK_EVERY_S = 0.2
+
+_CALMS_DOWN_BY = 1 / 32
+"""The part by which a gap lowers the deviation of `UsualGaps`."""
 
 LINK_TIMEOUT_S = 3600.0
 """Limit of silence on a link within a step. A step that reads a large model from a slow disk takes
@@ -63,6 +70,34 @@ async def show_life(channel: Channel) -> None:
         await channel.send(ALIVE)
 
 
+class UsualGaps:
+    """The time until the next byte of a channel, estimated from the gaps before.
+
+    It is the retransmission timer of RFC 6298: the smoothed mean plus four smoothed deviations.
+    The mean has its gain of 1/8. A larger deviation counts at once, nearly as in Linux's TCP
+    (`tcp_rtt_estimator`). Smaller ones lower the estimate slowly, by half in some ten seconds of
+    heartbeats, because the pauses of a device at full load may come seconds apart.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s: float | None = None
+        self._deviation_s = 0.0
+
+    def note(self, gap_s: float) -> None:
+        """Record the seconds between two bytes, or two groups of them."""
+        if self._mean_s is None:
+            self._mean_s, self._deviation_s = gap_s, gap_s / 2
+            return
+        off_s = gap_s - self._mean_s
+        gain = 1 if abs(off_s) > self._deviation_s else _CALMS_DOWN_BY
+        self._deviation_s += gain * (abs(off_s) - self._deviation_s)
+        self._mean_s += off_s / 8
+
+    def longest_s(self) -> float:
+        """The longest gap to be expected; 0 without any gap before."""
+        return 0.0 if self._mean_s is None else self._mean_s + 4 * self._deviation_s
+
+
 class Hearing:
     """The silence of a channel's other side, by received bytes, because a large frame may take
     long.
@@ -71,9 +106,15 @@ class Hearing:
     was busy, checks late. It cannot know what it missed, so that time does not count as silence.
     """
 
-    def __init__(self, channel: Channel, *, silent_after_s: float) -> None:
+    def __init__(
+        self, channel: Channel, *, silent_after_s: float, at_most_s: float | None = None
+    ) -> None:
+        """silent_after_s: the limit of silence. at_most_s: how far it grows with the gaps that the
+        other side's bytes have; None: it does not."""
         self._channel = channel
         self.silent_after_s = silent_after_s
+        self._at_most_s = at_most_s
+        self._gaps = UsualGaps()
         self._is_listening = True
         self._silent_s = 0.0
 
@@ -81,6 +122,13 @@ class Hearing:
     def silent_s(self) -> float:
         """Seconds of silence of the other side, as far as known."""
         return self._silent_s
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds of silence after which the other side counts as lost now."""
+        if self._at_most_s is None:
+            return self.silent_after_s
+        return max(self.silent_after_s, min(self._gaps.longest_s(), self._at_most_s))
 
     def listening(self) -> None:
         """Received bytes count from now on, as they do at first."""
@@ -92,16 +140,20 @@ class Hearing:
         self._is_listening = False
 
     async def until_silent(self) -> float:
-        """Wait until the other side has been silent for `silent_after_s`; returns the seconds of
+        """Wait until the other side has been silent for `limit_s`; returns the seconds of
         silence."""
         loop = asyncio.get_running_loop()
         heard_bytes, looked_s = self._channel.received_bytes, loop.time()
-        while self._silent_s < self.silent_after_s:
+        while self._silent_s < self.limit_s:
             await asyncio.sleep(_LOOK_EVERY_S)
             now_bytes, now_s = self._channel.received_bytes, loop.time()
-            if now_bytes != heard_bytes or not self._is_listening:
+            since_s = self._silent_s + min(now_s - looked_s, 2 * _LOOK_EVERY_S)
+            if not self._is_listening:
+                self._silent_s = 0.0
+            elif now_bytes != heard_bytes:
+                self._gaps.note(since_s)
                 self._silent_s = 0.0
             else:
-                self._silent_s += min(now_s - looked_s, 2 * _LOOK_EVERY_S)
+                self._silent_s = since_s
             heard_bytes, looked_s = now_bytes, now_s
         return self._silent_s

@@ -31,6 +31,13 @@ def processor_names() -> tuple[str, ...]:
 
 
 @functools.cache
+def processor_kinds() -> tuple[str, ...]:
+    """The distinct lines with the names of processors and with their instructions."""
+    flags = {line for line in _lines() if line.startswith(_FLAGS)}
+    return (*processor_names(), *sorted(flags))
+
+
+@functools.cache
 def instructions() -> tuple[str, ...]:
     """The instruction sets and properties that the system names, such as avx2 or hypervisor; empty
     where it names none."""

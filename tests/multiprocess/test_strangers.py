@@ -206,6 +206,7 @@ SOUND = {
     "memory_pool": None,
     "pool_free_bytes": 8,
     "identity": "i",
+    "arithmetic": "a",
     "host_memory_bytes": None,
     "is_busy": False,
     "is_leaving": False,

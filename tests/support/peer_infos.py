@@ -27,6 +27,7 @@ _PEER = PeerInfo(
     model_free_bytes=1 << 40,
     host="h",
     identity="i",
+    arithmetic="a",
     kv_memory_bytes=None,
     kv_disk_bytes=0,
     kv_prefix_bytes=0,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edge.backends.ort.attention_inputs import attention_face, keys_of
 from edge.backends.ort.products import Matrix, product
 from edge.backends.ort.runtime import ort
-from edge.backends.self_check import ROWS, Judge, spread
+from edge.backends.self_check import ROWS, Judge, spread, typical_output
 from edge.backends.shard_arrays import ShardArrays
 from edge.kernels.activation.onnx import activated
 from edge.kernels.activation.reference import activated as activated_reference
@@ -158,7 +158,10 @@ class _Check:
             results = session.run(names, cases.feeds[number])
             for found, expected in zip(results, cases.expected[number].values(), strict=True):
                 label = f"{expected.operator}, {rows} row{'s' if rows > 1 else ''}"
-                judge.compare(label, found, expected.values, allowed=expected.allowed)
+                judge.compare(
+                    label, found, expected.values,
+                    allowed=expected.allowed, typical=expected.typical,
+                )  # fmt: skip
         longest = dict(zip(names, results, strict=True))
 
         def agree(rows: int, *, of: Collection[str]) -> bool:
@@ -193,6 +196,7 @@ class _Check:
         unbatched: bool = False,
         attends: bool = False,
         allowed: float = LARGEST_ERROR,
+        typical: float = 0.0,
         gain: int = 1,
         padding: int = 0,
         **options: Any,
@@ -214,7 +218,9 @@ class _Check:
                 )
             )  # fmt: skip
         results = 1 if attends else None
-        added = self._cases.add(operator, face, *cases, allowed=allowed, results=results)
+        added = self._cases.add(
+            operator, face, *cases, allowed=allowed, typical=typical, results=results
+        )
         if attends:
             self._attended.update(added)
 
@@ -258,6 +264,7 @@ class _Check:
             weight.shape[1],
             padding=padding,
             allowed=LARGEST_ERROR_OF_INTEGER_INPUTS if rounds else LARGEST_ERROR,
+            typical=typical_output(weight),
         )
 
     def gated(self, part: GatedMlp | Experts) -> None:

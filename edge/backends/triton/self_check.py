@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edge.backends.self_check import ROWS, Judge, spread
+from edge.backends.self_check import ROWS, Judge, spread, typical_output
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.attention import AttentionBlock
 from edge.backends.triton.blocks import Addend, Cast, Norm
@@ -148,10 +148,17 @@ class _Check:
         """The values that `tensor` has."""
         return _array(torch.from_numpy(array).to(self._operators.activations))
 
-    def compare(self, operator: str, given: Tensor, expected: Array, allowed: float = 0.0) -> None:
-        """allowed: an error larger than usual."""
+    def compare(
+        self,
+        operator: str,
+        given: Tensor,
+        expected: Array,
+        allowed: float = 0.0,
+        typical: float = 0.0,
+    ) -> None:
+        """allowed: an error larger than usual. typical: see Judge."""
         allowed = max(allowed, LARGEST_ERROR[self._operators.activations])
-        self._judge.compare(operator, _array(given), expected, allowed=allowed)
+        self._judge.compare(operator, _array(given), expected, allowed=allowed, typical=typical)
 
     def check(self, operator: str, face: Callable[..., Tensor], case: Case) -> None:
         """Check a face whose inputs have the type of products' inputs."""
@@ -209,7 +216,8 @@ class _Check:
             given = product(self.wide(x) if is_wide else self.tensor(x))
             expected = matmul(x, weight, None if bias is None else bias[outputs])
             label = f"{operators} ({name}, {rows} row{'s' if rows > 1 else ''})"
-            self.compare(label, given[:, outputs], expected)
+            typical = typical_output(weight)
+            self.compare(label, given[:, outputs], expected, typical=typical)
             self.compare(label, torch.isfinite(given).all().float(), np.ones((), np.float32))
 
     def _some_outputs(self, product: Product) -> tuple[list[int], NDArray[np.float32]]:

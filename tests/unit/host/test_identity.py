@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from edge.host import identity as identity_module
-from edge.host.identity import device_identity, host_id, on_battery
+from edge.host.identity import arithmetic_identity, device_identity, host_id, on_battery
+from edge.system import processor
 
 
 def identity(**changes: object) -> str:
@@ -66,3 +69,41 @@ def test_a_system_that_tells_nothing_of_its_battery(
 
     monkeypatch.setattr("psutil.sensors_battery", fails)
     assert not on_battery()
+
+
+@pytest.fixture
+def read_anew() -> Iterator[None]:
+    yield
+    forget()
+
+
+def forget() -> None:
+    for each in (processor._lines, processor.processor_names, processor.processor_kinds):
+        each.cache_clear()
+
+
+def bits(cpu_info: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How a device computes whose kernel tells this of its processor."""
+    file = folder / "cpuinfo"
+    file.write_text(cpu_info)
+    monkeypatch.setattr(processor, "_CPU_INFO", file)
+    forget()
+    return arithmetic_identity(backend="ort", accelerator="CPU")
+
+
+@pytest.mark.usefixtures("read_anew")
+def test_processors_with_other_instructions_compute_other_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = "processor\t: 0\nFeatures\t: fp asimd\nCPU part\t: 0xd08\n"
+    more = one.replace("asimd", "asimd asimddp")
+    assert bits(one, tmp_path, monkeypatch) != bits(more, tmp_path, monkeypatch)
+    other = one.replace("0xd08", "0xd0b")
+    assert bits(one, tmp_path, monkeypatch) != bits(other, tmp_path, monkeypatch)
+    cores = one + one.replace("processor\t: 0", "processor\t: 1")
+    assert bits(one, tmp_path, monkeypatch) == bits(cores, tmp_path, monkeypatch)
+
+
+def test_another_back_end_computes_other_bits() -> None:
+    on_cpu, again = (arithmetic_identity(backend="ort", accelerator="CPU") for _ in range(2))
+    assert on_cpu == again != arithmetic_identity(backend="triton", accelerator="CPU")

@@ -176,7 +176,7 @@ def test_who_joins_takes_a_model_back_into_memory(checkpoint: Checkpoint) -> Non
     assert "d" in new.plan.devices
     assert {device.name for device in new.cluster.devices} == {"a", "d"}
     # Answers under way wait for nobody of another kind.
-    other = [full[0], replace(PEERS[3], processor="another CPU")]
+    other = [full[0], replace(PEERS[3], arithmetic="of another CPU")]
     answer = UnderWay(requests=1, prompt_tokens=9, answer_tokens=9, left_tokens=10**6)
     assert moved(checkpoint, full, auto, alone, under_way=answer)[0].when == "now"
     assert moved(checkpoint, other, auto, alone, under_way=answer)[0].when == "idle"

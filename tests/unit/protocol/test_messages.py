@@ -163,6 +163,7 @@ DESCRIPTION = PeerDescription(
     memory_pool="h/7",
     pool_free_bytes=6,
     identity="x",
+    arithmetic="y",
     host_memory_bytes=None,
     kv_memory_bytes=3,
     kv_disk_bytes=0,
