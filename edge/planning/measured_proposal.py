@@ -50,7 +50,9 @@ async def measured_proposal(
     """
     sizes = LoadSizes.of(options, checkpoint.spec)  # refused before anything is measured
     weight_format = options.weight_format(checkpoint)
-    wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
+    wrong: dict[str, str] = {}
+    if measure != "nothing":
+        wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
     peers, unused = some_able_peers(peers, checkpoint.spec, options.plan, wrong)
     notes = [*unused]
     sizes = with_kv_memory(sizes, facts_of(checkpoint, options), peers)

@@ -25,7 +25,7 @@ from edge.models.rotary import Rotary
 from edge.weights.formats import WeightFormat
 from edge.weights.matrix_kind import MatrixKind
 
-ROWS = (1, 5, 40)
+ROWS = (1, 5, 24)
 """Rows of the computed steps: of one token, of few, and of a chunk. Each has kernels of its own."""
 
 LARGEST_ERROR = 1e-3
@@ -45,8 +45,10 @@ ATTENTION = Attention(
     query_key_norm=False,
 )
 
-_OUTPUTS, _HIDDEN, _COLUMNS = 24, 256, 96
+_OUTPUTS, _HIDDEN, _COLUMNS = 24, 256, 32
 """Rows of products, their columns, and the columns of a gate."""
+
+_NORMED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +96,13 @@ def proof_cases(weight_format: WeightFormat, seed: int) -> list[ProofCase]:
                 stored=stored,
             )
         )
-    norm = (draw.normal(_HIDDEN),)
+    norm = (draw.normal(_NORMED),)
     form = ATTENTION.packed(EPSILON)
     found += [
         ProofCase(
             operator="rms_norm",
             face="rms_norm",
-            cases=steps(add_rms_norm, _HIDDEN, _HIDDEN, weights=norm, epsilon=EPSILON),
+            cases=steps(add_rms_norm, _NORMED, _NORMED, weights=norm, epsilon=EPSILON),
             allowed=LARGEST_ERROR,
         ),
         ProofCase(

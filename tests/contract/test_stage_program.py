@@ -23,6 +23,7 @@ def test_back_end(backend: str, check: str, tmp_path: Path) -> None:
     CHECKS[check](Kind(backend, tmp_path))
 
 
+@pytest.mark.linux_ways
 def test_back_end_in_a_process_of_its_own(tmp_path: Path) -> None:
     done = subprocess.run(
         [

@@ -160,6 +160,7 @@ def as_people_mix_them(name: str) -> int:
         ),
     ],
 )
+@pytest.mark.linux_ways
 def test_a_file_of_several_types(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, layout: str
 ) -> None:

@@ -87,6 +87,7 @@ def logits_of(weights: dict[str, Any], model: Path, prompt: list[int]) -> NDArra
     return found
 
 
+@pytest.mark.linux_ways
 def test_every_plan_computes_with_it(five_peers: edge.Cluster, cases: dict[str, Case]) -> None:
     case = cases["float32"]
     checkpoint = case.model

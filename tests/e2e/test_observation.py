@@ -42,6 +42,7 @@ Checkpoints = Callable[..., TinyCheckpoint]
         of=(1, 2, 3),
     ),
 )
+@pytest.mark.linux_ways
 def test_inputs_are_summed_up_by_every_plan(
     five_peers: edge.Cluster,
     tiny_checkpoint: Checkpoints,

@@ -117,6 +117,7 @@ def cut(meant: TinyCheckpoint, name: str, column_multiple: int) -> Plan:
 
 
 @pytest.mark.parametrize(("case", "plan"), repeats_are_slow(product(IN_ORDER, PLANS)))
+@pytest.mark.linux_ways
 def test_codes_are_computed_with_as_the_folder_has_them(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, case: str, plan: str
 ) -> None:
@@ -131,6 +132,7 @@ def test_codes_are_computed_with_as_the_folder_has_them(
 
 
 @pytest.mark.parametrize(("case", "plan"), repeats_are_slow(product(IN_ACT_ORDER, PLANS)))
+@pytest.mark.linux_ways
 def test_codes_in_act_order_are_computed_with_in_their_order(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, case: str, plan: str
 ) -> None:

@@ -36,6 +36,7 @@ from pathlib import Path
 
 import pytest
 
+from edge.system.kind import PORTABLE
 from tests.support import known_rates
 from tests.support.processes import PATIENCE_S
 from tests.support.slow_cases import shown_in_parts
@@ -310,6 +311,8 @@ def test_the_daemons_say_where_they_listen(pages: dict[Path, Page]) -> None:
 
 @pytest.mark.parametrize("block", RUN_HERE, ids=str)
 def test_the_block_does_what_it_says(block: Block, pages: dict[Path, Page]) -> None:
+    if PORTABLE and "--model-memory 900KiB" in str(block):
+        pytest.skip("layers are read from disk on Linux alone")
     result = pages.get(block.page, pages[README]).run(block)
     assert result.returncode == 0, result.stderr
     assert block.note in result.stdout

@@ -19,6 +19,8 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import bundled_plan, make_plan, streaming
 from tests.support.slow_cases import every_pair, repeats_are_slow
 
+pytestmark = pytest.mark.linux_ways
+
 Checkpoints = Callable[..., TinyCheckpoint]
 
 PROMPT_TOKENS = 24

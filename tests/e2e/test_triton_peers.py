@@ -125,6 +125,7 @@ def test_greedy_tokens_are_those_of_transformers(
     assert [each.logprob for each in reply.logprobs] == [each[0] for each in found], "greedy"
 
 
+@pytest.mark.linux_ways
 def test_layers_that_stream_on_both_kinds_of_peer_change_no_token(
     cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:

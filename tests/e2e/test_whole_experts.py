@@ -91,6 +91,7 @@ def test_codes_are_computed_with_as_they_stand(
 @pytest.mark.parametrize(
     "family", ["mixtral", "gpt_oss", pytest.param("qwen2_moe", marks=BY_COLUMNS)]
 )
+@pytest.mark.linux_ways
 def test_from_disk_they_give_the_same_bits(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str
 ) -> None:
@@ -109,6 +110,7 @@ def test_from_disk_they_give_the_same_bits(
 @pytest.mark.parametrize(
     ("is_whole", "streamed"), repeats_are_slow([(False, 0), (True, 4), (False, 4), (True, 0)])
 )
+@pytest.mark.linux_ways
 def test_it_is_counted_how_often_each_is_used(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, is_whole: bool, streamed: int
 ) -> None:
