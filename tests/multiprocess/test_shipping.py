@@ -45,10 +45,11 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         assert daemon.messages == ""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def shard_bytes(checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """What the whole model takes in float32."""
-    with Daemon(tmp_path_factory.mktemp("measure"), "--no-announce") as daemon:
+    """What the whole model takes in float32. Afterwards a device of this name has proved its
+    arithmetic, for which it is connected to once more."""
+    with Daemon(tmp_path_factory.mktemp("measure"), "--no-announce", "--name", "far") as daemon:
         sent = load_once(daemon.address, checkpoint)
     assert sent > 12_000_000
     return sent
