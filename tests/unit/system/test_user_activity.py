@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from edge.system import user_activity
 from edge.system.user_activity import unused_s
 
 
@@ -45,9 +44,9 @@ def test_terminals_where_there_is_no_manager(
         path.touch()
         os.utime(path, (time.time() - age_s, time.time()))
     users = [SimpleNamespace(terminal=str(path)) for path in (one, other, tmp_path / "gone")]
-    monkeypatch.setattr(user_activity.psutil, "users", lambda: users)
+    monkeypatch.setattr("psutil.users", lambda: users)
     found = unused_s()
     assert found is not None
     assert 49 < found < 150
-    monkeypatch.setattr(user_activity.psutil, "users", list)
+    monkeypatch.setattr("psutil.users", list)
     assert unused_s() is None
