@@ -23,7 +23,7 @@ from edge.protocol.wire_rules import Wire
 from edge.scheduling.prefixes import Span, Spans
 from edge.weights.formats import KvDtype
 
-VERSION = 6
+VERSION = 7
 
 _ALIKE = (
     "dtype", "block_size", "accuracy", "wire", "kv_dtype", "context_tokens", "batch_invariant",
@@ -66,6 +66,7 @@ class JournaledLoad:
     stream: Streaming
     experts: ExpertCut
     standby: Standby
+    spot_check: float
     wait_for_peers_s: float
     replan: Replan
 
@@ -90,6 +91,7 @@ class JournaledLoad:
             "context_tokens": context_tokens,
             "lora": lora,
             "plan": named_plan(plan, names),
+            "spot_check": float(options.spot_check),
             "wait_for_peers_s": float(options.wait_for_peers_s),
         }
         return cls(

@@ -11,7 +11,7 @@ import pytest
 import edge
 from edge.demos.bundled import MODEL
 from tests.support.plans import bundled_plan
-from tests.support.processes import Daemon, poll_until, start_together
+from tests.support.processes import Daemon, start_together
 
 PROMPT = [1, 2, 3]
 
@@ -81,10 +81,8 @@ def test_one_that_becomes_wrong_later_is_replaced(
     ):
         expected = list(model.generate(PROMPT, max_new_tokens=100).token_ids)
         assert len(model.plan.devices) == 2
-        found: list[int] = []
-        for token in model.stream(PROMPT, max_new_tokens=100):
-            begins.touch()
-            found.append(token.token_id)
-        assert found == expected
-        poll_until(lambda: len(model.plan.devices) == 1)
+        begins.touch()
+        # A check may still be under way when a short answer ends, so there are several.
+        while len(model.plan.devices) == 2:
+            assert list(model.generate(PROMPT, max_new_tokens=100).token_ids) == expected
         assert shed.await_free().models == ()
