@@ -80,9 +80,8 @@ def test_one_that_becomes_wrong_later_is_replaced(
         ) as model,
     ):
         expected = list(model.generate(PROMPT, max_new_tokens=100).token_ids)
-        assert len(model.plan.devices) == 2
         begins.touch()
         # A check may still be under way when a short answer ends, so there are several.
-        while len(model.plan.devices) == 2:
+        while "shed" in {peer.name for peer in cluster.peers if peer.id in model.plan.devices}:
             assert list(model.generate(PROMPT, max_new_tokens=100).token_ids) == expected
         assert shed.await_free().models == ()
