@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from edge.membership.store import CONFIG_VARIABLE, MembershipStore
 from edge.transport import parse_address
 from tests.support.processes import PATIENCE_S, poll_until
 
@@ -49,14 +50,20 @@ main()
 
 
 @contextmanager
-def resting_daemon(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def resting_daemon(
+    folder: Path, *more: str, config: Path | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A daemon that runs on its battery while `folder` has a file `battery`."""
-    options = ("--insecure", "--no-announce", "--json", "--on-battery", "off", "--threads", "1")
+    options = (*(more or ("--insecure", "--no-announce")), "--json", "--on-battery", "off")
     command = [sys.executable, "-c", _DAEMON, str(folder), "peer", "--listen", "127.0.0.1:0"]
     with (folder / "said").open("wb") as said:
         process = subprocess.Popen(
             [*command, *options],
-            env={**os.environ, "EDGE_CACHE": str(folder / "cache")},
+            env={
+                **os.environ,
+                "EDGE_CACHE": str(folder / "cache"),
+                CONFIG_VARIABLE: str(folder / "config"),
+            },
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
@@ -109,3 +116,16 @@ def test_another_port_is_taken_where_the_last_one_is_used(tmp_path: Path) -> Non
         (tmp_path / "taken").unlink()
         (tmp_path / "battery").unlink()
         assert port(process) not in (0, before)
+
+
+def test_a_resting_daemon_tells_nobody_of_expulsions_and_says_so(tmp_path: Path) -> None:
+    store = MembershipStore(tmp_path / "config")
+    with resting_daemon(tmp_path, "--cluster", tmp_path.name) as process:
+        port(process)
+        assert store.is_telling()
+        (tmp_path / "battery").touch()
+        await_rest(tmp_path)
+        assert not store.is_telling()
+        (tmp_path / "battery").unlink()
+        port(process)
+        assert store.is_telling()

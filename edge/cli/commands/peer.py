@@ -184,11 +184,11 @@ def command(
         from edge.membership.store import MembershipStore, config_root
 
         own, store = CurrentMembership(settings.name), MembershipStore(config_root())
-        telling = store.telling() if settings.announce else contextlib.nullcontext()
-        with store.numbered() as (number, epoch), telling:
+        telling = store.telling if settings.announce else contextlib.nullcontext
+        with store.numbered() as start:
             run_in_loop(
                 _until_ended(
-                    lambda ending: _serve_clusters(serve, settings, own, number, epoch, ending)
+                    lambda ending: _serve_clusters(serve, settings, own, start, telling, ending)
                 )
             )
 
@@ -299,13 +299,17 @@ async def _serve_clusters(
     serve: Callable[..., Awaitable[PeerSettings]],
     settings: PeerSettings,
     own: CurrentMembership,
-    number: int,
-    epoch: int,
+    start: tuple[int, int],
+    telling: Callable[[], contextlib.AbstractContextManager[None]],
     ending: _Ending,
 ) -> None:
     """Serve this device's cluster; start anew when the device joins another cluster, when the
-    cluster's key is rotated, and after a rest."""
-    rest, asked, starts = Rest(settings), settings.listen, 0
+    cluster's key is rotated, and after a rest.
+
+    start: the daemon's number and epoch. telling: held while members are told of expulsions.
+    """
+    number, epoch = start
+    rest, asked = Rest(settings), settings.listen
     while await _may_lend(rest, settings, ending):
         membership = own.current()
         if LEND not in membership.roles:
@@ -315,9 +319,10 @@ async def _serve_clusters(
             )
         id = peer_id(membership.identity.id, number)
         moved = functools.partial(_moved, own, membership)
-        again = functools.partial(serve, epoch=epoch + starts, moved=moved, rest=rest)
-        settings = await _serve_at(asked, again, settings, own.credentials(), id, ending)
-        starts += 1  # others take what comes again with the same epoch for what left
+        again = functools.partial(serve, epoch=epoch, moved=moved, rest=rest)
+        with telling():
+            settings = await _serve_at(asked, again, settings, own.credentials(), id, ending)
+        epoch += 1  # others take what comes again with the same epoch for what left
 
 
 async def _serve_anybody(
@@ -434,9 +439,9 @@ async def _serve(
 async def _leave(daemon: PeerDaemon, ending: _Ending, *, as_json: bool) -> None:
     """Wait until no model is loaded here, or until a second signal."""
     if daemon.resources.sessions and not as_json:
+        more = " Ctrl-C again ends it at once." if ending.wished.is_set() else ""
         click.echo(
-            f"peer {daemon.resources.settings.name} leaves: it tells the users of its models. "
-            "Ctrl-C again ends it at once."
+            f"peer {daemon.resources.settings.name} leaves: it tells the users of its models.{more}"
         )
     waits = [
         asyncio.ensure_future(daemon.leave(within_s=LEAVES_WITHIN_S)),
