@@ -27,5 +27,5 @@ def write_own(place: Path, text: str, *, mark: str, writer: str) -> bool:
     if found == text.encode():
         return False
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text, encoding="utf-8")
+    place.write_bytes(text.encode())  # as it is compared, also where lines end otherwise
     return True

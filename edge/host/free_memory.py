@@ -65,13 +65,14 @@ def format_size(num_bytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def usable_memory_bytes(*, reserve: float = 1.0) -> int:
-    """The memory that a peer offers by default: the free memory less a reserve for the user.
+def usable_memory_bytes(*, reserve: float = 1.0, spare_bytes: int = 0) -> int:
+    """The memory that a peer offers by default: the free memory less `spare_bytes` and a reserve
+    for the user.
 
     The reserve is KEPT_FREE_BYTES, but at most half of the free memory. reserve: the part of it
     that is kept.
     """
-    free = free_memory_bytes()
+    free = max(0, free_memory_bytes() - spare_bytes)
     return free - int(reserve * min(KEPT_FREE_BYTES, free - free // 2))
 
 

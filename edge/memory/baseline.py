@@ -34,17 +34,19 @@ def device_baseline() -> Baseline:
     return Baseline(process_bytes=0, work_bytes=WORK_BYTES)
 
 
-def budget_bytes(asked_bytes: int | None, baseline: Baseline, *, reserve: float = 1.0) -> int:
+def budget_bytes(
+    asked_bytes: int | None, baseline: Baseline, *, reserve: float = 1.0, spare_bytes: int = 0
+) -> int:
     """The budget for a request of `asked_bytes`, within the limit of the control group.
 
     None asks for the usable memory, or for the minimum if that is more and free; of the reserve for
-    the user, the part `reserve` is kept then.
+    the user, the part `reserve` is kept then, beside `spare_bytes`.
     """
     # Only anonymous memory is certainly charged to this process; files may be charged to others.
     own_bytes = process_memory()["anonymous_bytes"]
     if asked_bytes is None:
         most_bytes = own_bytes + free_memory_bytes()
-        usable_bytes = usable_memory_bytes(reserve=reserve)
+        usable_bytes = usable_memory_bytes(reserve=reserve, spare_bytes=spare_bytes)
         return max(own_bytes + usable_bytes, min(baseline.minimum_bytes, most_bytes))
     left_bytes = memory_left_bytes()
     return asked_bytes if left_bytes is None else min(asked_bytes, own_bytes + left_bytes)

@@ -194,7 +194,7 @@ class PeerResources:
         baseline = device_baseline() if backend.has_own_memory else process_baseline()
         self._host_bytes = self.settings.host_memory_bytes
         if self._host_bytes is None and backend.has_own_memory:
-            self._host_bytes = usable_memory_bytes() // 2
+            self._host_bytes = self._usable_bytes() // 2
         self._change(
             Ledger(
                 budget_bytes=self._budget_bytes(self.settings.memory_bytes, baseline),
@@ -232,7 +232,7 @@ class PeerResources:
         )
         if self.settings.host_memory_bytes is not None:
             return unused_bytes
-        usable_bytes = usable_memory_bytes(reserve=PLAN_RESERVE)
+        usable_bytes = self._usable_bytes(PLAN_RESERVE)
         return min(unused_bytes, self.kv_room.beginnings.used_bytes + usable_bytes)
 
     @property
@@ -240,11 +240,22 @@ class PeerResources:
         """Whether its memory is what other programs leave, and not given by a user."""
         return not self._is_given and self._host_bytes is None
 
+    @property
+    def _spare_bytes(self) -> int:
+        """Memory that stays free: with less, the device would rest because of its own models."""
+        return self.settings.spare_memory_bytes or 0
+
+    def _usable_bytes(self, reserve: float = 1.0) -> int:
+        return usable_memory_bytes(reserve=reserve, spare_bytes=self._spare_bytes)
+
     def _as_free_now(self, ledger: Ledger, reserve: float) -> Ledger:
         """The ledger with less of its budget where other programs have taken memory since."""
         if not self._shares_memory:
             return ledger
-        return ledger.within(budget_bytes(None, ledger.baseline, reserve=reserve))
+        free_bytes = budget_bytes(
+            None, ledger.baseline, reserve=reserve, spare_bytes=self._spare_bytes
+        )
+        return ledger.within(free_bytes)
 
     def _change(self, ledger: Ledger, user: Member | None = None) -> None:
         """user: the device whose uses have changed."""
@@ -258,7 +269,7 @@ class PeerResources:
         unused_bytes = self.ledger.model_free_bytes if host_bytes is None else host_bytes
         unused_bytes = max(0, unused_bytes - self._loading_bytes)
         # Other programs may have taken memory since this daemon began.
-        unused_bytes = min(unused_bytes, beginnings.used_bytes + usable_memory_bytes())
+        unused_bytes = min(unused_bytes, beginnings.used_bytes + self._usable_bytes())
         self.kv_room.fit(0 if self.leaving.is_set() else unused_bytes)
         limit_bytes = self._user_limits.memory_bytes
         if user is not None and limit_bytes is not None:
@@ -470,7 +481,7 @@ class PeerResources:
     def _budget_bytes(self, asked_bytes: int | None, baseline: Baseline) -> int:
         backend = self.backend()
         if not backend.has_own_memory:
-            return budget_bytes(asked_bytes, baseline)
+            return budget_bytes(asked_bytes, baseline, spare_bytes=self._spare_bytes)
         usable_bytes = backend.usable_memory_bytes()
         return usable_bytes if asked_bytes is None else min(asked_bytes, usable_bytes)
 
@@ -520,7 +531,7 @@ class PeerResources:
             kv_beginnings_bytes=self.kv_room.beginnings.used_bytes,
             host=host_id(),
             memory_pool=memory_pool() if self._shares_memory else None,
-            pool_free_bytes=usable_memory_bytes(reserve=PLAN_RESERVE),
+            pool_free_bytes=self._usable_bytes(PLAN_RESERVE),
             identity=device_identity(
                 backend=settings.backend,
                 accelerator=settings.processor,

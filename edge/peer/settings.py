@@ -132,7 +132,8 @@ class PeerSettings:
         parse=parse_size,
         metavar="SIZE",
         help="Hand everything over when less memory than this is free, before the system swaps; "
-        "lend again when twice as much is.  [default: the budget of --memory stays lent]",
+        "lend again when twice as much is. Without --memory, models leave it free.  "
+        "[default: the budget of --memory stays lent]",
     )
     cache_root: Path = field(default_factory=cache_root)
     announce: bool = True

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.concurrency.blocking import run_blocking
-from edge.errors import NetworkError, PeerError, PeerLostError, ProtocolError
+from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.measurements import Prove
 from edge.protocol.peer_info import PeerInfo, gather_all
@@ -20,45 +20,55 @@ _SEED = 1
 
 
 async def wrong_peers(
-    peers: Sequence[PeerInfo], weight_format: WeightFormat, *, cache_root: Path
+    peers: Sequence[PeerInfo],
+    weight_format: WeightFormat,
+    *,
+    cache_root: Path,
+    limit_s: float | None = None,
 ) -> dict[str, str]:
-    """What is wrong with peers (by id) that compute this format wrongly, in words.
+    """What is wrong with peers (by id) that compute this format wrongly or do not prove it within
+    `limit_s`, in words.
 
-    Each is asked once, and again when its processor, driver or software changes. A peer that does
-    not answer is not among them: what asks it next says why. A wrong one is not remembered, so that
-    it can be used as soon as it is right.
+    Each is asked once, and again when its processor, driver or software changes. A lost peer, and
+    one that refuses this device, is not among them: what asks it next says why. A wrong one is not
+    remembered, so that it can be used as soon as it is right.
     """
     cache = FactsCache(cache_root / "measured")
     asked = [peer for peer in peers if not cache.is_proven(peer, weight_format)]
-    proofs = await gather_all(_proof(peer, weight_format) for peer in asked)
+    proofs = await gather_all(_proof(peer, weight_format, limit_s) for peer in asked)
     wrong = {}
     for peer, proof in zip(asked, proofs, strict=True):
-        fault = proof if isinstance(proof, str) else None
-        if isinstance(proof, bytes):
+        if isinstance(proof, str):
+            wrong[peer.id] = f"its back end {peer.backend} did not prove its arithmetic: {proof}"
+        elif proof is not None:
             fault = await run_blocking(partial(fault_of, proof, weight_format))
             if fault is None:
                 cache.keep_proven(peer, weight_format)
-        if fault is not None:
-            wrong[peer.id] = f"its back end {peer.backend} computes wrongly: {fault}"
+            else:
+                wrong[peer.id] = f"its back end {peer.backend} computes wrongly: {fault}"
     return wrong
 
 
-async def _proof(peer: PeerInfo, weight_format: WeightFormat) -> bytes | str | None:
-    """The numbers that the peer computed, or why it could not; None: it proves nothing, or does not
-    answer."""
+async def _proof(
+    peer: PeerInfo, weight_format: WeightFormat, limit_s: float | None
+) -> bytes | str | None:
+    """The numbers that the peer computed, or why it could not; None: it proves nothing, is lost or
+    refuses this device."""
     try:
         client = await peer.connect()
-        try:
-            proof = await client.call(Prove(weight_format=weight_format, seed=_SEED))
-            return bytes(proof.numbers) or None
-        finally:
-            await client.aclose()
-    except ProtocolError:
-        raise
-    except (PeerLostError, NetworkError):
+    except EdgeError:
         return None
-    except PeerError as error:
+    try:
+        call = Prove(weight_format=weight_format, seed=_SEED)
+        return bytes((await client.call(call, limit_s=limit_s)).numbers) or None
+    except PeerLostError:
+        return None
+    except (PeerError, ProtocolError) as error:
         return str(error)
+    except EdgeError:
+        return None
+    finally:
+        await client.aclose()
 
 
 def fault_of(numbers: bytes, weight_format: WeightFormat, *, seed: int = _SEED) -> str | None:

@@ -37,6 +37,9 @@ from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
 
+PROVES_WITHIN_S = 3.0
+"""Seconds for which a repair waits for the proof of a device that has joined since the load."""
+
 
 async def repaired_proposal(
     checkpoint: Checkpoint,
@@ -62,8 +65,11 @@ async def repaired_proposal(
     peer that is left has kernels for the model; PlanError where no peer is left.
     """
     weight_format = options.weight_format(checkpoint)
-    asked = [peer for peer in peers if peer.id not in lost]
-    wrong = await wrong_peers(asked, weight_format, cache_root=cache_root())
+    # Devices of the plan were asked before it was loaded.
+    asked = [peer for peer in peers if peer.id not in {*lost, *before.plan.devices}]
+    wrong = await wrong_peers(
+        asked, weight_format, cache_root=cache_root(), limit_s=PROVES_WITHIN_S
+    )
     able, sentences = able_peers(peers, checkpoint.spec, wrong)
     there = [peer for peer in able if peer.id not in lost]
     if sentences and not there:

@@ -159,9 +159,10 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prove(Call[Proof]):
-    """Ask the peer to compute the operators of a format for inputs that follow from a seed."""
+    """Ask the peer to compute the operators of a format for inputs that follow from a seed. It may
+    wait for a measurement of another coordinator."""
 
-    kind, limit_s = "prove", 30.0
+    kind, limit_s = "prove", 120.0
     weight_format: WeightFormat
     seed: Annotated[int, Meta(ge=0, lt=1 << 32)]
 

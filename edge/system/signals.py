@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -45,9 +46,36 @@ def on_signal(loop: asyncio.AbstractEventLoop, number: int, told: Callable[[], o
         return
 
     def handler(_number: int, _frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(told)  # wakes the loop, too
+        if loop.is_closed():
+            no_longer_on_signal(loop, number)
+            signal.raise_signal(number)
+        else:
+            loop.call_soon_threadsafe(told)
 
+    _wake_for_signals(loop)
     signal.signal(number, handler)
+
+
+_waking: dict[asyncio.AbstractEventLoop, tuple[socket.socket, socket.socket]] = {}
+"""The loop that signals wake. Python writes into one of the sockets at each signal, and the loop
+reads the other."""
+
+
+def _wake_for_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """End the loop's wait at each signal. Python handles signals between two steps of the main
+    thread, and on Windows a signal does not interrupt a wait for sockets."""
+    if loop in _waking:
+        return
+    read, written = socket.socketpair()
+    for each in (read, written):
+        each.setblocking(False)
+    loop.add_reader(read, read.recv, _INPUT_BYTES)
+    signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+    for pair in _waking.values():  # of a loop that has ended
+        for each in pair:
+            each.close()
+    _waking.clear()
+    _waking[loop] = read, written
 
 
 def no_longer_on_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:

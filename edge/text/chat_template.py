@@ -151,11 +151,9 @@ class _TemplateProcess:
             for name, value in os.environ.items()
             if name in _ENVIRONMENT or name.startswith("PYTHON")
         }
-        searched = (str(_PROGRAM.parents[2]), kept.get("PYTHONPATH", ""))
-        kept["PYTHONPATH"] = os.pathsep.join(filter(None, searched))
         limits = map(str, (_CPU_S, _MEMORY_BYTES, _MAX_TEXT_BYTES))
         self._running = subprocess.Popen(
-            [sys.executable, "-P", str(_PROGRAM), *limits],
+            [sys.executable, "-P", str(_PROGRAM), *limits, str(_PROGRAM.parents[2])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -28,6 +28,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+if __name__ == "__main__":
+    sys.path.append(sys.argv[4])  # the folder of Edge's package, which may be no usual one
+
 from edge.system.confinement import TimeLimit, confine, read_time_zone
 
 _LENGTH_BYTES = 8

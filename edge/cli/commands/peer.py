@@ -25,7 +25,7 @@ from edge.cli.field_options import field_options, given_options
 from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.services.managers import MANAGERS
 from edge.cli.services.service import Service, install_service, peer_task
-from edge.errors import RequestError
+from edge.errors import NetworkError, RequestError
 from edge.host.addresses import has_network
 from edge.host.blas_threads import limit_blas_threads
 from edge.host.cuda_driver import num_cuda_devices, use_only
@@ -184,11 +184,11 @@ def command(
         from edge.membership.store import MembershipStore, config_root
 
         own, store = CurrentMembership(settings.name), MembershipStore(config_root())
-        telling = store.telling() if settings.announce else contextlib.nullcontext()
-        with store.numbered() as (number, epoch), telling:
+        telling = store.telling if settings.announce else contextlib.nullcontext
+        with store.numbered() as start:
             run_in_loop(
                 _until_ended(
-                    lambda ending: _serve_clusters(serve, settings, own, number, epoch, ending)
+                    lambda ending: _serve_clusters(serve, settings, own, start, telling, ending)
                 )
             )
 
@@ -299,13 +299,17 @@ async def _serve_clusters(
     serve: Callable[..., Awaitable[PeerSettings]],
     settings: PeerSettings,
     own: CurrentMembership,
-    number: int,
-    epoch: int,
+    start: tuple[int, int],
+    telling: Callable[[], contextlib.AbstractContextManager[None]],
     ending: _Ending,
 ) -> None:
     """Serve this device's cluster; start anew when the device joins another cluster, when the
-    cluster's key is rotated, and after a rest."""
-    rest, starts = Rest(settings), 0
+    cluster's key is rotated, and after a rest.
+
+    start: the daemon's number and epoch. telling: held while members are told of expulsions.
+    """
+    number, epoch = start
+    rest, asked = Rest(settings), settings.listen
     while await _may_lend(rest, settings, ending):
         membership = own.current()
         if LEND not in membership.roles:
@@ -315,28 +319,50 @@ async def _serve_clusters(
             )
         id = peer_id(membership.identity.id, number)
         moved = functools.partial(_moved, own, membership)
-        settings = await serve(
-            settings, own.credentials(), id, ending, epoch=epoch + starts, moved=moved, rest=rest
-        )
-        starts += 1  # others take what comes again with the same epoch for what left
+        again = functools.partial(serve, epoch=epoch, moved=moved, rest=rest)
+        with telling():
+            settings = await _serve_at(asked, again, settings, own.credentials(), id, ending)
+        epoch += 1  # others take what comes again with the same epoch for what left
 
 
 async def _serve_anybody(
     serve: Callable[..., Awaitable[PeerSettings]], settings: PeerSettings, ending: _Ending
 ) -> None:
     """Serve without keys, with rests."""
-    rest = Rest(settings)
+    rest, asked = Rest(settings), settings.listen
     while await _may_lend(rest, settings, ending):
-        settings = await serve(settings, None, None, ending, rest=rest)
+        again = functools.partial(serve, rest=rest)
+        settings = await _serve_at(asked, again, settings, None, None, ending)
+
+
+async def _serve_at(
+    asked: str,
+    serve: Callable[..., Awaitable[PeerSettings]],
+    settings: PeerSettings,
+    shown: Credentials | None,
+    id: str | None,
+    ending: _Ending,
+) -> PeerSettings:
+    """Serve at the port of the last time. Another program may have taken it during a rest: then at
+    the address that the user asked for."""
+    try:
+        return await serve(settings, shown, id, ending)
+    except NetworkError:
+        if settings.listen == asked:
+            raise
+        return await serve(replace(settings, listen=asked), shown, id, ending)
 
 
 async def _may_lend(rest: Rest, settings: PeerSettings, ending: _Ending) -> bool:
     """Wait until the device lends. Returns False if the daemon ends before."""
     lends, ends = asyncio.ensure_future(rest.ends()), asyncio.ensure_future(ending.wished.wait())
     try:
-        first = asyncio.FIRST_COMPLETED
-        await asyncio.wait((lends, ends), timeout=_SAID_AFTER_S, return_when=first)
-        if not (lends.done() or ends.done()):
+        first, done = asyncio.FIRST_COMPLETED, set[asyncio.Future[Any]]()
+        while not done:
+            done, _ = await asyncio.wait((lends, ends), timeout=_SAID_AFTER_S, return_when=first)
+            if rest.reason is not None:
+                break
+        if not done:
             click.echo(f"peer {settings.name} lends nothing for now: {rest.reason}", err=True)
             await asyncio.wait((lends, ends), return_when=first)
         if lends.done():
@@ -373,7 +399,7 @@ async def _serve(
     """
     loop = asyncio.get_running_loop()
     limit_blas_threads(settings.threads)
-    daemon = PeerDaemon(settings, shown, id, epoch)
+    daemon, goes_on = PeerDaemon(settings, shown, id, epoch), False
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(ending.wished.wait())]
     try:
         await daemon.start()
@@ -391,12 +417,17 @@ async def _serve(
             await _leave(daemon, ending, as_json=as_json)
         host, _ = parse_address(settings.listen)
         _, port = parse_address(daemon.resources.listens_at[0])
+        goes_on = True
         return replace(settings, listen=format_address(host, port))
     finally:
         for each in waits:
             each.cancel()
         await asyncio.gather(*waits, return_exceptions=True)
         closing = asyncio.create_task(daemon.aclose())
+        if goes_on:  # a signal ends a long wait for a compute kernel
+            ends = asyncio.ensure_future(ending.wished.wait())
+            await asyncio.wait([closing, ends], return_when=asyncio.FIRST_COMPLETED)
+            ends.cancel()
         await asyncio.wait([closing], timeout=EXIT_TIMEOUT_S)
         if not closing.done():
             # A compute kernel cannot be interrupted, and the user wants the device back. Files are
@@ -408,9 +439,9 @@ async def _serve(
 async def _leave(daemon: PeerDaemon, ending: _Ending, *, as_json: bool) -> None:
     """Wait until no model is loaded here, or until a second signal."""
     if daemon.resources.sessions and not as_json:
+        more = " Ctrl-C again ends it at once." if ending.wished.is_set() else ""
         click.echo(
-            f"peer {daemon.resources.settings.name} leaves: it tells the users of its models. "
-            "Ctrl-C again ends it at once."
+            f"peer {daemon.resources.settings.name} leaves: it tells the users of its models.{more}"
         )
     waits = [
         asyncio.ensure_future(daemon.leave(within_s=LEAVES_WITHIN_S)),

@@ -12,8 +12,12 @@ from edge.cli.services.service import Service, command_of, printable
 from edge.host.home import under_home
 
 _NAMESPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
-_AGAIN_AFTER, _TIMES = "PT1M", "999"
-"""A task that ended with an error is started again after a minute, the least that Windows takes."""
+_AGAIN_AFTER, _TIMES = "PT1M", "255"
+"""A task that ended with an error is started again after a minute, the least that Windows takes;
+the times are the most of its schema."""
+
+_USUAL_PRIORITY = "5"
+"""Otherwise tasks compute and read below other programs."""
 
 
 class TaskScheduler:
@@ -28,12 +32,15 @@ class TaskScheduler:
         told = ElementTree.SubElement(root, "RegistrationInfo")
         _add(told, Description=task.description)
         triggers = ElementTree.SubElement(root, "Triggers")
-        begin = "BootTrigger" if service.is_system else "LogonTrigger"
-        _add(ElementTree.SubElement(triggers, begin), Enabled="true")
+        user = printable(service.user)
+        if service.is_system:
+            _add(ElementTree.SubElement(triggers, "BootTrigger"), Enabled="true")
+        else:  # only an administrator may start tasks when any user logs on
+            _add(ElementTree.SubElement(triggers, "LogonTrigger"), Enabled="true", UserId=user)
         principals = ElementTree.SubElement(root, "Principals")
         _add(
             ElementTree.SubElement(principals, "Principal", {"id": "Author"}),
-            UserId=printable(service.user),
+            UserId=user,
             LogonType="S4U" if service.is_system else "InteractiveToken",
             RunLevel="LeastPrivilege",
         )
@@ -44,6 +51,7 @@ class TaskScheduler:
             DisallowStartIfOnBatteries="false",
             StopIfGoingOnBatteries="false",
             ExecutionTimeLimit="PT0S",  # no limit
+            Priority=_USUAL_PRIORITY,
         )
         again = ElementTree.SubElement(settings, "RestartOnFailure")
         _add(again, Interval=_AGAIN_AFTER, Count=_TIMES)
@@ -54,7 +62,7 @@ class TaskScheduler:
         if task.folder is not None:
             _add(action, WorkingDirectory=str(task.folder))
         ElementTree.indent(root)
-        written = ElementTree.tostring(root, encoding="unicode")
+        written = ElementTree.tostring(root).decode("ascii")  # right in each code page
         return f'<?xml version="1.0"?>\n{self.mark(service)}{written}\n'
 
     def place(self, service: Service) -> Path:

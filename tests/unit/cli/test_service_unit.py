@@ -179,6 +179,21 @@ def test_the_task_scheduler_gets_the_same_command() -> None:
     assert create.startswith("schtasks /Create /F /TN edge-peer /XML ")
 
 
+def test_the_task_is_one_that_its_user_may_create_and_not_a_slow_one() -> None:
+    text = MANAGERS["task-scheduler"].text(replace(SERVICE, user="Zoë"))
+    assert text.isascii(), "schtasks reads a file without a declared encoding in its code page"
+    root = ElementTree.fromstring(text)
+    space = {"t": "http://schemas.microsoft.com/windows/2004/02/mit/task"}
+    begins = root.find("t:Triggers/t:LogonTrigger", space)
+    assert begins is not None
+    assert [each.tag.partition("}")[2] for each in begins] == ["Enabled", "UserId"]
+    assert begins.findtext("t:UserId", namespaces=space) == "Zoë"
+    assert root.findtext("t:Settings/t:Priority", namespaces=space) in ("4", "5", "6")
+    times = root.findtext("t:Settings/t:RestartOnFailure/t:Count", namespaces=space)
+    assert times is not None
+    assert int(times) <= 255
+
+
 def test_this_system_has_systemd() -> None:
     assert isinstance(own_manager(), Systemd)
     printed = run_edge("peer", "install", "--print", "--manager", "launchd")

@@ -24,7 +24,7 @@ def promise(
 ) -> int:
     monkeypatch.setattr(baseline, "process_memory", lambda: {"anonymous_bytes": OWN})
     monkeypatch.setattr(baseline, "free_memory_bytes", lambda: free)
-    monkeypatch.setattr(baseline, "usable_memory_bytes", lambda *, reserve: usable)
+    monkeypatch.setattr(baseline, "usable_memory_bytes", lambda *, reserve, spare_bytes: usable)
     monkeypatch.setattr(baseline, "memory_left_bytes", lambda: left)
     return budget_bytes(asked, BASELINE)
 

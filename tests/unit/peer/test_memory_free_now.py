@@ -15,6 +15,7 @@ from edge.host import free_memory
 from edge.memory import baseline
 from edge.memory.ledger import Use
 from edge.peer.resources import PeerResources
+from edge.peer.rest import DeviceUse, why_rest
 from edge.peer.settings import PeerSettings
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -46,6 +47,7 @@ def with_peer(
     then: Callable[[PeerResources], Awaitable[None]],
     *,
     memory_bytes: int | None = None,
+    spare_bytes: int | None = None,
 ) -> None:
     async def main() -> None:
         resources = PeerResources(
@@ -58,6 +60,7 @@ def with_peer(
                 cache_root=folder,
                 cache_limit_bytes=MIB,
                 memory_bytes=memory_bytes,
+                spare_memory_bytes=spare_bytes,
             ),
             None,
         )
@@ -146,3 +149,21 @@ def test_a_given_budget_is_a_promise(
         await peer.reserve("load", Use(weight_bytes=told.free_bytes))
 
     with_peer(tmp_path, then, memory_bytes=3 * GIB if is_started_with else None)
+
+
+def test_its_own_models_leave_the_spare_memory_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would load a model, rest because of it, and lend again, in turns."""
+    machine = Machine(monkeypatch, free_bytes=8 * GIB)
+
+    async def then(peer: PeerResources) -> None:
+        told = peer.describe()
+        assert told.free_now_bytes == told.free_bytes == 5 * GIB - told.floor_bytes
+        await peer.reserve("load", Use(weight_bytes=told.free_bytes))
+        machine.own_bytes = peer.ledger.budget_bytes
+        free_bytes = psutil.virtual_memory().available
+        use = DeviceUse(on_battery=False, unused_s=None, free_bytes=free_bytes)
+        assert why_rest(peer.settings, use, rests=False) is None
+
+    with_peer(tmp_path, then, spare_bytes=2 * GIB)

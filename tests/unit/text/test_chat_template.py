@@ -1,5 +1,8 @@
 """Chats become the prompts that `transformers` makes of them."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from transformers import AutoTokenizer
 
 from edge.errors import CheckpointError, RequestError
 from edge.text import Tokenizer
+from tests.architecture.test_names import REPOSITORY
 from tests.support.small_tokenizers import (
     CHAT_TEMPLATE,
     byte_level,
@@ -211,3 +215,27 @@ def test_a_template_that_is_not_jinja_hinders_only_chats(tmp_path: Path) -> None
     assert ours.encode("fox")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: .* not valid Jinja"):
         ours.chat(MESSAGES)
+
+
+def test_modules_beside_an_installed_edge_do_not_replace_those_of_python(tmp_path: Path) -> None:
+    """As old backports of parts of the standard library would in a folder of packages."""
+    (tmp_path / "edge").symlink_to(REPOSITORY / "edge")
+    (tmp_path / "json.py").write_text("raise ImportError")
+    program = (
+        "import json, sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "from edge.text.chat_template import ChatTemplate\n"
+        "template = ChatTemplate('{{ messages[0].content }}', origin='here')\n"
+        "said = [{'role': 'user', 'content': 'Hello'}]\n"
+        "more = {'tools': None, 'variables': {}}\n"
+        "print(template.render(said, add_generation_prompt=True, **more))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "Hello\n"), ended.stderr
