@@ -27,6 +27,7 @@ from edge.protocol.fields import from_json, to_json
 from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import WeightFormat
+from edge.weights.proof_cases import CASES_VERSION
 
 Measured = TypeVar("Measured", PeerProfile, LinkTimes)
 
@@ -127,7 +128,7 @@ class FactsCache:
 
     def _proof_path(self, peer: PeerInfo, weight_format: WeightFormat) -> Path:
         kinds = to_json(weight_format)["kinds"]
-        name = _digest(json.dumps(kinds), weight_format.accuracy)
+        name = _digest(CASES_VERSION, json.dumps(kinds), weight_format.accuracy)
         return self._root / "devices" / device_key(peer) / f"{name}-proven.json"
 
     def _link_path(self, source: PeerInfo, target: PeerInfo) -> Path:

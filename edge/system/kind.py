@@ -5,7 +5,7 @@ import platform
 import sys
 from typing import Final
 
-PORTABLE: Final = bool(os.environ.get("EDGE_PORTABLE"))
+PORTABLE: Final = os.environ.get("EDGE_PORTABLE", "0") not in ("", "0")
 """True: the ways that exist on every system are used also where this one has better ones. For tests
 of those ways on Linux."""
 

@@ -28,8 +28,11 @@ from edge.weights.matrix_kind import MatrixKind
 ROWS = (1, 5, 24)
 """Rows of the computed steps: of one token, of few, and of a chunk. Each has kernels of its own."""
 
+CASES_VERSION = 1
+"""Raised with every change of the cases: what was proved by others counts no more."""
+
 LARGEST_ERROR = 1e-3
-LARGEST_ERROR_OF_INTEGER_INPUTS = 0.02
+LARGEST_ERROR_OF_INTEGER_INPUTS = 0.03
 """Error allowed where products round their inputs to 8 bits, which errs by up to 0.014 here."""
 
 EPSILON = 1e-5
@@ -143,6 +146,7 @@ def _stored(kind: MatrixKind[Any], draw: Draw, seed: int) -> dict[str, NDArray[A
     normal = draw.normal(_OUTPUTS * _HIDDEN)
     codes = np.frombuffer(np.random.default_rng(seed).bytes(1 << 16), np.uint8)
     made = kind.made_up(_HIDDEN, normal=normal, codes=codes)
+    made["order"] = np.random.default_rng(seed).permutation(_HIDDEN).astype(np.int32)
     return {
         each.suffix: np.resize(made[each.suffix], each.shape)
         for each in kind.arrays(_OUTPUTS, _HIDDEN)

@@ -101,4 +101,5 @@ def test_numbers_that_are_missing_or_not_finite_are_wrong() -> None:
     nan = np.full(1, np.nan, np.float32).tobytes()
     for numbers in (right[:-4], right[:-1], right + bytes(4), nan + right[4:], right[:-4] + nan):
         assert fault_of(numbers, weight_format) is not None
+    assert fault_of(b"", weight_format) is not None
     assert distance(np.full(1, np.nan, np.float32), np.ones(1, np.float32)) == float("inf")
