@@ -15,7 +15,7 @@ from edge.version import __version__
 
 # In a checkout five packages of `edge` lie beside this folder; in an installed Edge, inside it.
 # pathlib would double the time of this import.
-_here = os.path.dirname(os.path.abspath(__file__))
+_here = os.path.dirname(os.path.realpath(__file__))
 if not os.path.isdir(os.path.join(_here, "partition")):
     __path__.append(os.path.dirname(_here))
 

@@ -65,8 +65,8 @@ async def repaired_proposal(
     peer that is left has kernels for the model; PlanError where no peer is left.
     """
     weight_format = options.weight_format(checkpoint)
-    # Devices of the plan were asked before it was loaded.
-    asked = [peer for peer in peers if peer.id not in {*lost, *before.plan.devices}]
+    # Mostly all have proved themselves before, and none is asked.
+    asked = [peer for peer in peers if peer.id not in lost]
     wrong = await wrong_peers(
         asked, weight_format, cache_root=cache_root(), limit_s=PROVES_WITHIN_S
     )

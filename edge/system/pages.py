@@ -1,4 +1,4 @@
-"""Memory in pages: private mappings, advice about them, and what of a file is mapped.
+"""Memory in pages: private mappings, advice about them, and mapped parts of files.
 
 Advice is a hint: without it more memory stays in use, or reading is slower, and numbers are equal.
 """

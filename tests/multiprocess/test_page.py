@@ -202,6 +202,7 @@ def test_another_placement_is_shown(page: Page) -> None:
     expect(page.locator("#preview-said")).to_contain_text("is not a known change")
 
 
+@pytest.mark.linux_ways
 def test_a_model_is_drawn_before_it_is_loaded(page: Page) -> None:
     """With less memory, too: then some of its layers would be read from disk."""
 

@@ -1,4 +1,4 @@
-"""The change of a daemon between lending and resting, whatever else happens meanwhile."""
+"""The change of a daemon between lending and resting, beside other events."""
 
 from __future__ import annotations
 

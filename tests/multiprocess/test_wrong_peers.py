@@ -15,6 +15,8 @@ from tests.support.processes import Daemon, start_together
 
 PROMPT = [1, 2, 3]
 
+# Names of their own: a device of the same name and setup may have proved its arithmetic before.
+
 
 @pytest.fixture(scope="module")
 def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
@@ -24,7 +26,7 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Daemon]]:
         return Daemon(folder / name, "--no-announce", "--name", name, program=program)
 
     right = partial(start, "attic", "edge")
-    wrong = partial(start, "cellar", "tests.support.wrong_peer")
+    wrong = partial(start, "wrong-cellar", "tests.support.wrong_peer")
     with start_together(right, wrong) as daemons:
         yield daemons
 
@@ -44,7 +46,7 @@ def test_it_is_left_out_and_its_reply_reaches_nobody(daemons: list[Daemon]) -> N
     assert found == expected
     with edge.Cluster.connect([cellar.address, attic.address]) as cluster:
         proposal = cluster.propose(MODEL, dtype="int4", plan="pipeline")
-    said = "cellar is not used: its back end ort computes wrongly: matmul_nbits in 4 bits"
+    said = "wrong-cellar is not used: its back end ort computes wrongly: matmul_nbits in 4 bits"
     assert any(note.startswith(said) for note in proposal.notes)
 
 
@@ -67,21 +69,23 @@ def test_one_that_becomes_wrong_later_is_replaced(
     attic, _ = daemons
     begins = tmp_path / "wrong from now on"
     monkeypatch.setenv("WRONG_FROM", str(begins))
-    options = ("--no-announce", "--name", "shed")
+    options = ("--no-announce", "--name", "wrong-shed")
     program = "tests.support.wrong_peer"
     with (
-        Daemon(tmp_path / "shed", *options, program=program) as shed,
+        Daemon(tmp_path / "wrong-shed", *options, program=program) as shed,
         edge.Cluster.connect([attic.address, shed.address]) as cluster,
         cluster.load(
             MODEL,
             dtype="int4",
-            plan=bundled_plan("pipeline_2", devices=("attic", "shed")),
+            plan=bundled_plan("pipeline_2", devices=("attic", "wrong-shed")),
             spot_check=1.0,
         ) as model,
     ):
         expected = list(model.generate(PROMPT, max_new_tokens=100).token_ids)
         begins.touch()
         # A check may still be under way when a short answer ends, so there are several.
-        while "shed" in {peer.name for peer in cluster.peers if peer.id in model.plan.devices}:
+        while "wrong-shed" in {
+            peer.name for peer in cluster.peers if peer.id in model.plan.devices
+        }:
             assert list(model.generate(PROMPT, max_new_tokens=100).token_ids) == expected
         assert shed.await_free().models == ()

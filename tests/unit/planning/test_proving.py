@@ -94,7 +94,7 @@ def test_wrong_numbers_of_any_size_are_named(
     assert said["a"] == "its back end ort computes wrongly: its proof for int4-pure has 3 bytes"
 
 
-def test_a_repair_asks_only_devices_that_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_asks_for_a_moment_and_no_lost_device(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     async def note(peers: Any, *_: Any, **more: Any) -> dict[str, str]:
@@ -125,4 +125,4 @@ def test_a_repair_asks_only_devices_that_joined(monkeypatch: pytest.MonkeyPatch)
             checkpoint, [peer_info(id) for id in "acd"], options, before=before, lost={"b"}
         )
         asyncio.run(repair)
-    assert asked == ["d"]
+    assert asked == ["a", "c", "d"]
