@@ -7,7 +7,6 @@ use. Where the system has no such read, a lock makes seek and read one step.
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -170,8 +169,3 @@ def disk_bytes(status: os.stat_result) -> int:
     if sys.platform == "win32":
         return status.st_size
     return status.st_blocks * 512
-
-
-def free_disk_bytes(folder: Path) -> int:
-    """Bytes that this user may write there. Raises OSError."""
-    return shutil.disk_usage(folder).free

@@ -90,12 +90,22 @@ def stream_calls(connected: socket.socket, limit_s: float) -> StreamCalls:
 def _selecting_calls(connected: socket.socket, limit_s: float) -> StreamCalls:
     connected.setblocking(False)
 
-    def await_ready(reads: bool, writes: bool) -> None:
+    def await_ready(*, reads: bool, writes: bool) -> None:
         found = select.select(
             [connected] if reads else [], [connected] if writes else [], [], limit_s
         )
         if not any(found):
             raise BlockingIOError
+
+    def waiting(call: Callable[[Buffers], int], *, reads: bool) -> Callable[[Buffers], int]:
+        def called(buffers: Buffers) -> int:
+            try:
+                return call(buffers)
+            except BlockingIOError:
+                await_ready(reads=reads, writes=not reads)
+                return call(buffers)
+
+        return called
 
     def send_now(buffers: Buffers) -> int:
         return _sent_at_once(connected, buffers)
@@ -103,21 +113,13 @@ def _selecting_calls(connected: socket.socket, limit_s: float) -> StreamCalls:
     def receive_now(buffers: Buffers) -> int:
         return _each_in_turn(connected.recv_into, buffers)
 
-    def send(buffers: Buffers) -> int:
-        try:
-            return send_now(buffers)
-        except BlockingIOError:
-            await_ready(False, True)
-            return send_now(buffers)
-
-    def receive(buffers: Buffers) -> int:
-        try:
-            return receive_now(buffers)
-        except BlockingIOError:
-            await_ready(True, False)
-            return receive_now(buffers)
-
-    return StreamCalls(send, send_now, receive, receive_now, lambda: await_ready(True, True))
+    return StreamCalls(
+        send=waiting(send_now, reads=False),
+        send_now=send_now,
+        receive=waiting(receive_now, reads=True),
+        receive_now=receive_now,
+        wait=lambda: await_ready(reads=True, writes=True),
+    )
 
 
 def _sent_at_once(connected: socket.socket, buffers: Buffers) -> int:
