@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from edge.backends.onnx.runtime import ort
 from edge.backends.ort.backend import _prepare_process, _session_options
-from edge.backends.ort.runtime import ort
 from edge.kernels.cases import Draw
 from edge.kernels.matmul.onnx import matmul
 from edge.kernels.matmul_nbits.onnx import matmul_nbits

@@ -17,8 +17,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
+from edge.backends.onnx.self_check import SelfCheck
 from edge.backends.ort.backend import OrtBackend
-from edge.backends.ort.self_check import SelfCheck
 from edge.backends.registry import open_backend
 from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import load_bytes

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edge.backends.ort import products
+from edge.backends.onnx import products
 from edge.cli.main import main
 from edge.kernels.matmul_nbits.onnx import matmul_nbits
 from edge.kernels.onnx_graph import OnnxGraph

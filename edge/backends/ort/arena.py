@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.ort.runtime import ort
+from edge.backends.onnx.runtime import ort
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.system.heap import release_freed_memory
 

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
+from edge.backends.onnx.lowering import lower
+from edge.backends.onnx.proof import proof
+from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.segments import GraphSegment
+from edge.backends.onnx.self_check import run_self_check
 from edge.backends.ort.arena import Arena, make_arena
 from edge.backends.ort.expert_stacks import Stacks, stacked_kinds, written_stacks
-from edge.backends.ort.lowering import lower
 from edge.backends.ort.open_graphs import OpenGraphs
 from edge.backends.ort.program import OrtProgram
-from edge.backends.ort.proof import proof
-from edge.backends.ort.runtime import ort
-from edge.backends.ort.segments import GraphSegment
-from edge.backends.ort.self_check import run_self_check
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.watched_file import WatchedFile

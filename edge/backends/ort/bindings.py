@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from edge.backends.onnx.side_inputs import SideInputs
+from edge.backends.onnx.step_buffers import StepBuffers, StepShape
 from edge.backends.ort.expert_runs import ExpertRuns
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.open_graphs import OpenGraphs
-from edge.backends.ort.side_inputs import SideInputs
-from edge.backends.ort.step_buffers import StepBuffers, StepShape
 
 _MAX_BINDINGS = 16
 """Sets of bindings kept, one for each shape of step; making one takes 10 µs a value."""

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.onnx.runtime import ort
 from edge.backends.ort.prepacking import LooseSession
-from edge.backends.ort.runtime import ort
 
 
 class ExpertPlace:

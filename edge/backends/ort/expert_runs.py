@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.segments import GraphSegment
+from edge.backends.onnx.step_buffers import StepBuffers, StepShape, rows_of
 from edge.backends.ort.open_graphs import OpenGraphs
-from edge.backends.ort.runtime import ort
-from edge.backends.ort.segments import GraphSegment
-from edge.backends.ort.step_buffers import StepBuffers, StepShape, rows_of
 from edge.memory.step_memory import most_results, most_rows
 from edge.models.experts import Experts
 from edge.models.spec import ModelSpec

@@ -16,7 +16,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.ort.runtime import ort
+from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.segments import StoredStack
 from edge.backends.shard_arrays import ShardArrays
 from edge.kernels.experts.onnx import in_turn
 from edge.kernels.onnx_graph import ExternalTensor
@@ -36,15 +37,6 @@ _MOST_UNEVEN = 4 / 3
 hardly faster with large ones."""
 
 _SUFFIXES = ("codes", "scales")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredStack:
-    """The stack of one layer in its files."""
-
-    kind: Blocks
-    tensors: Mapping[str, ExternalTensor]
-    """Places of the tensors by the names in `StackedWeights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

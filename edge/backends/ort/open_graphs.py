@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.backends.embedding_rows import EmbeddingRows
-from edge.backends.ort.segments import GraphSegment
+from edge.backends.onnx.segments import GraphSegment
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.watched_file import WatchedFile
 

@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from edge.backends.ort.runtime import ort
+from edge.backends.onnx.runtime import ort
 from edge.errors import RequestError
 from edge.offload import StoreFullError, disk_errors_as_store_errors
 from edge.system.pages import (

@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from edge.backends.interface import HostLogits, WeightReads, check_step
 from edge.backends.kv_storage import HostKvStorage
 from edge.backends.kv_swap import CacheMoves
+from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.self_check import SelfCheck
+from edge.backends.onnx.side_inputs import SideInputs
+from edge.backends.onnx.step_buffers import StepBuffers, StepShape, rows_of
 from edge.backends.ort.arena import Arena
 from edge.backends.ort.bindings import Bindings
 from edge.backends.ort.expert_runs import ExpertRuns
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.open_graphs import NO_GRAPHS, OpenGraphs
-from edge.backends.ort.runtime import ort
-from edge.backends.ort.self_check import SelfCheck
-from edge.backends.ort.side_inputs import SideInputs
-from edge.backends.ort.step_buffers import StepBuffers, StepShape, rows_of
 from edge.backends.overlap import parts_of
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.memory.lending import Lending

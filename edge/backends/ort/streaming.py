@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights, WeightReads
+from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.segments import GraphSegment, Streamed, StreamedExperts
 from edge.backends.ort.expert_places import ExpertPlace
 from edge.backends.ort.prepacking import (
     LooseSession,
@@ -26,8 +28,6 @@ from edge.backends.ort.prepacking import (
     open_loose,
     packing_key,
 )
-from edge.backends.ort.runtime import ort
-from edge.backends.ort.segments import GraphSegment, Streamed, StreamedExperts
 from edge.errors import CheckpointError, RequestError
 from edge.offload import (
     PIECE_BYTES,

@@ -12,9 +12,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from edge.backends.ort import attention_inputs
-from edge.backends.ort import self_check as ort_self_check
-from edge.backends.ort.self_check import run_self_check
+from edge.backends.onnx import attention_inputs
+from edge.backends.onnx import self_check as ort_self_check
+from edge.backends.onnx.self_check import run_self_check
 from edge.backends.shard_arrays import ShardArrays
 from edge.errors import CheckpointError, RequestError
 from edge.kernels.onnx_graph import OnnxGraph

@@ -8,9 +8,9 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from edge.backends.ort import products
-from edge.backends.ort import proof as ort_proof
-from edge.backends.ort.attention_inputs import attention_face
+from edge.backends.onnx import products
+from edge.backends.onnx import proof as ort_proof
+from edge.backends.onnx.attention_inputs import attention_face
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.planning.proving import fault_of
 from edge.weights.formats import WeightFormat

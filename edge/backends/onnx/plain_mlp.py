@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edge.backends.ort.residual_stream import ResidualStream
-from edge.backends.ort.segment_builder import SegmentBuilder
+from edge.backends.onnx.residual_stream import ResidualStream
+from edge.backends.onnx.segment_builder import SegmentBuilder
 from edge.kernels.activation.onnx import activated
 from edge.models.plain_mlp import PlainMlp
 

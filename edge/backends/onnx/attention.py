@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.ort.residual_stream import ResidualStream
-from edge.backends.ort.segment_builder import SegmentBuilder
-from edge.backends.ort.segments import rotation_names
+from edge.backends.onnx.residual_stream import ResidualStream
+from edge.backends.onnx.segment_builder import SegmentBuilder
+from edge.backends.onnx.segments import rotation_names
 from edge.kernels.attention.onnx import (
     AttentionNames,
     CacheNames,

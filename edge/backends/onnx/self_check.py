@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.ort.attention_inputs import attention_face, keys_of
-from edge.backends.ort.products import Matrix, product
-from edge.backends.ort.runtime import ort
+from edge.backends.onnx.attention_inputs import attention_face, keys_of
+from edge.backends.onnx.products import Matrix, product
+from edge.backends.onnx.runtime import ort
 from edge.backends.self_check import ROWS, Judge, spread, typical_output
 from edge.backends.shard_arrays import ShardArrays
 from edge.kernels.activation.onnx import activated

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.ort.segments import gram_names, rotation_names
+from edge.backends.onnx.segments import gram_names, rotation_names
 from edge.errors import RequestError
 from edge.memory.step_memory import Widths, most_batched, most_logits, most_rows
 from edge.models.spec import ModelSpec

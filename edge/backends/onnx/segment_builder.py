@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.ort.expert_stacks import StoredStack
-from edge.backends.ort.open_segment import LayerNames, OpenSegment
-from edge.backends.ort.products import Matrix, pad, product
-from edge.backends.ort.segments import (
+from edge.backends.onnx.open_segment import LayerNames, OpenSegment
+from edge.backends.onnx.products import Matrix, pad, product
+from edge.backends.onnx.segments import (
     GraphSegment,
     Reduced,
+    StoredStack,
     Streamed,
     StreamedExperts,
     gram_names,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from edge.kernels.onnx_graph import ExternalTensor
+from edge.weights.block_matrices import Blocks
 from edge.weights.observation import Observed, ObservedExperts
 
 Reduced = Literal["hidden", "partial"]
@@ -66,6 +69,15 @@ class StreamedExperts:
     """(input, tensor of the shard's file with the values of all experts)."""
     top_k: int
     """Number of experts for each row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredStack:
+    """The stack of one layer in its files."""
+
+    kind: Blocks
+    tensors: Mapping[str, ExternalTensor]
+    """Places of the tensors by the names in `StackedWeights`."""
 
 
 def gram_names(run: Observed) -> tuple[str, str]:

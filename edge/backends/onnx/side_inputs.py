@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.embedding_rows import EmbeddingRows
-from edge.backends.ort.step_buffers import StepBuffers, StepShape, rows_of
+from edge.backends.onnx.step_buffers import StepBuffers, StepShape, rows_of
 from edge.memory.step_memory import most_rows
 from edge.models.spec import ModelSpec
 from edge.protocol.step import StepLimits

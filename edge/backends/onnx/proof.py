@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.ort.attention_inputs import attention_face
-from edge.backends.ort.products import Matrix, product
-from edge.backends.ort.runtime import ort
+from edge.backends.onnx.attention_inputs import attention_face
+from edge.backends.onnx.products import Matrix, product
+from edge.backends.onnx.runtime import ort
 from edge.kernels.cases import Array
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.onnx_cases import CaseGraph

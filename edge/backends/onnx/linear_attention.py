@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.ort.residual_stream import ResidualStream
-from edge.backends.ort.segment_builder import SegmentBuilder
+from edge.backends.onnx.residual_stream import ResidualStream
+from edge.backends.onnx.segment_builder import SegmentBuilder
 from edge.kernels.linear_attention.onnx import linear_attention
 from edge.kernels.linear_attention.reference import WEIGHTS
 from edge.models.linear_attention import LinearAttention

@@ -13,19 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.ort.after_product import AfterProduct, after_part
-from edge.backends.ort.attention import lower_attention
-from edge.backends.ort.expert_stacks import StoredStack
-from edge.backends.ort.experts import lower_experts
-from edge.backends.ort.gated_mlp import lower_gated_mlp
-from edge.backends.ort.linear_attention import lower_linear_attention
-from edge.backends.ort.open_segment import LayerNames
-from edge.backends.ort.plain_mlp import lower_plain_mlp
-from edge.backends.ort.residual_stream import ResidualStream
-from edge.backends.ort.segment_builder import SegmentBuilder
-from edge.backends.ort.segments import GraphSegment
-from edge.backends.ort.short_convolution import lower_short_convolution
-from edge.backends.ort.token_inputs import lower_token_inputs
+from edge.backends.onnx.after_product import AfterProduct, after_part
+from edge.backends.onnx.attention import lower_attention
+from edge.backends.onnx.experts import lower_experts
+from edge.backends.onnx.gated_mlp import lower_gated_mlp
+from edge.backends.onnx.linear_attention import lower_linear_attention
+from edge.backends.onnx.open_segment import LayerNames
+from edge.backends.onnx.plain_mlp import lower_plain_mlp
+from edge.backends.onnx.residual_stream import ResidualStream
+from edge.backends.onnx.segment_builder import SegmentBuilder
+from edge.backends.onnx.segments import GraphSegment, StoredStack
+from edge.backends.onnx.short_convolution import lower_short_convolution
+from edge.backends.onnx.token_inputs import lower_token_inputs
 from edge.kernels.logits.onnx import finish_logits
 from edge.kernels.onnx_graph import ExternalTensor
 from edge.models.experts import POST_NORMS

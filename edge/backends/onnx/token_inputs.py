@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge.backends.ort.residual_stream import ResidualStream
-from edge.backends.ort.segment_builder import SegmentBuilder
+from edge.backends.onnx.residual_stream import ResidualStream
+from edge.backends.onnx.segment_builder import SegmentBuilder
 from edge.kernels.activation.onnx import activated
 from edge.kernels.token_inputs.onnx import token_inputs
 from edge.models.gated_mlp import GatedMlp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge.backends.ort.segment_builder import SegmentBuilder
+from edge.backends.onnx.segment_builder import SegmentBuilder
 from edge.kernels.rms_norm.onnx import rms_norm
 
 

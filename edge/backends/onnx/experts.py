@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from edge.backends.ort.expert_stacks import StoredStack
-from edge.backends.ort.residual_stream import ResidualStream
-from edge.backends.ort.segment_builder import SegmentBuilder
-from edge.backends.ort.segments import StreamedExperts
+from edge.backends.onnx.residual_stream import ResidualStream
+from edge.backends.onnx.segment_builder import SegmentBuilder
+from edge.backends.onnx.segments import StoredStack, StreamedExperts
 from edge.kernels.experts.onnx import (
     Routed,
     StackedWeights,

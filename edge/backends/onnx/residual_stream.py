@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge.backends.ort.after_product import NOTHING_AFTER, AfterProduct, normed_product
-from edge.backends.ort.segment_builder import SegmentBuilder
-from edge.backends.ort.segments import Reduced, StreamedExperts
+from edge.backends.onnx.after_product import NOTHING_AFTER, AfterProduct, normed_product
+from edge.backends.onnx.segment_builder import SegmentBuilder
+from edge.backends.onnx.segments import Reduced, StreamedExperts
 from edge.kernels.layer_norm.onnx import add_layer_norm, layer_norm
 from edge.kernels.rms_norm.onnx import add_rms_norm, rms_norm
 

@@ -1,0 +1,1 @@
+"""A shard as ONNX graphs: how they are built, checked and fed, on every provider."""
