@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,9 @@ from onnx import TensorProto, helper
 
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
+
+Provider = Literal["cpu", "webgpu"]
+"""The execution provider that computes a graph. They lack different operators."""
 
 _OPSETS = {"": 17, CONTRIB: 1}
 _IR_VERSION = 9
@@ -46,11 +49,23 @@ class ExternalTensor:
     shape: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedTensor:
+    """A tensor that is an input of the graph, so that several graphs share it on a device."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+Weight = ExternalTensor | FedTensor | NDArray[Any]
+
+
 class OnnxGraph:
     """Collects nodes in execution order and turns them into a model."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, provider: Provider = "cpu") -> None:
         self.name = name
+        self.provider = provider
         self._prefix = ""
         """Prefix of names that nodes give: those of a branch must be unlike any around it."""
         self._nodes: list[onnx.NodeProto] = []
@@ -93,10 +108,13 @@ class OnnxGraph:
             self._initializers[name] = tensor
         return name
 
-    def weight(self, name: str, tensor: ExternalTensor | NDArray[Any]) -> str:
-        """A weight: external when it lies in a file, else inside the model."""
+    def weight(self, name: str, tensor: Weight) -> str:
+        """A weight: external when it lies in a file, an input when it is fed, else inside the
+        model."""
         if isinstance(tensor, np.ndarray):
             return self.constant(name, tensor)
+        if isinstance(tensor, FedTensor):
+            return self.input(name, tensor.dtype, tensor.shape)
         if name not in self._initializers:
             proto = TensorProto(name=name, data_type=_ELEMENT_TYPES[np.dtype(tensor.dtype)])
             proto.dims.extend(tensor.shape)
@@ -144,7 +162,7 @@ class OnnxGraph:
     def branch(self, name: str) -> OnnxGraph:
         """One whose nodes may run or not. It sees the values here, and its weights lie here, where
         they are constants like any other."""
-        branch = OnnxGraph(name)
+        branch = OnnxGraph(name, self.provider)
         branch._prefix = f"{self._prefix}{len(self._nodes)}.{name}."
         branch._initializers = self._initializers
         return branch

@@ -404,7 +404,7 @@ async def gather_all(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result
     return [task.result() for task in tasks]
 
 
-BACKENDS = ("ort", "triton", "null")
+BACKENDS = ("ort", "triton", "webgpu", "null")
 """Names of folders in `edge/backends`."""
 
 BACKEND_CHOICES = ("auto", *BACKENDS)

@@ -11,24 +11,37 @@ from numpy.typing import NDArray
 from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, HeadSizes, Inputs, corrected, corrections
-from edge.kernels.onnx_graph import CONTRIB, OnnxGraph
+from edge.kernels.onnx_graph import CONTRIB, OnnxGraph, Provider
 from edge.kernels.rms_norm.onnx import rms_norm
 from edge.kernels.rope.onnx import rope
 
 _ROTARY_MULTIPLE = 16
 
 
-def rotates_itself(head_size: int, turned_elements: int) -> bool:
+def _rotates_itself(form: PackedAttention, provider: Provider) -> bool:
     """GroupQueryAttention does; else rotation is a node of its own, which needs positions."""
-    return not head_size % _ROTARY_MULTIPLE and not turned_elements % _ROTARY_MULTIPLE
+    if _is_capped_apart(form, provider):
+        return False
+    return not form.head_size % _ROTARY_MULTIPLE and not form.turned_elements % _ROTARY_MULTIPLE
+
+
+def needs_positions(form: PackedAttention, provider: Provider) -> bool:
+    """Whether nodes beside GroupQueryAttention need the tokens' positions."""
+    turns_apart = bool(form.turned_elements) and not _rotates_itself(form, provider)
+    return turns_apart or _is_capped_apart(form, provider)
+
+
+def _is_capped_apart(form: PackedAttention, provider: Provider) -> bool:
+    """Whether scores are capped by ordinary nodes: WebGPU's GroupQueryAttention does not."""
+    return form.soft_cap is not None and provider == "webgpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNames:
     """The graph inputs that every attention of a step shares, by name.
 
-    cos, sin [context, pairs], none where nothing turns; positions int64 [batch, tokens], which some
-    sizes need (`rotates_itself`), and remainders; lengths int32 [batch], the index of the last key;
+    cos, sin [context, pairs], none where nothing turns; positions int64 [batch, tokens], where
+    `needs_positions` says so and for remainders; lengths int32 [batch], the index of the last key;
     total int32 scalar, the number of keys.
     """
 
@@ -76,12 +89,14 @@ def attention(
     """
     num_heads, num_kv_heads, head_size = form.num_heads, form.num_kv_heads, form.head_size
     turned_elements, epsilon = form.turned_elements, form.epsilon
-    by_itself = turned_elements > 0 and rotates_itself(head_size, turned_elements)
+    by_itself = turned_elements > 0 and _rotates_itself(form, graph.provider)
+    is_capped_apart = _is_capped_apart(form, graph.provider)
     by_itself &= not cache.remainders  # which are of rotated keys
     padded = cache_head_size(head_size, cache.bits)
     gate = ""
     factor = head_size**-0.5 if form.scale is None else form.scale
-    if by_itself and query_norm is None and not form.gated and not form.value_norm:
+    is_packed = by_itself and query_norm is None and not form.gated and not form.value_norm
+    if is_packed and not is_capped_apart:
         query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
     else:
         sizes = num_heads * head_size, num_kv_heads * head_size
@@ -128,9 +143,13 @@ def attention(
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
         rotary_interleaved=int(form.interleaved and by_itself),
         local_window_size=-1 if form.window is None else form.window,
-        scale=factor, softcap=form.soft_cap or 0.0,
+        scale=factor, softcap=0.0 if is_capped_apart else form.soft_cap or 0.0,
         **_rounding(cache),
     )  # fmt: skip
+    if is_capped_apart:
+        output = _capped(
+            graph, query, present_keys, present_values, names.positions, form, padded, factor
+        )
     if exact is not None:
         output = corrected(graph, output, weights[0], exact)
     if padded != head_size:
@@ -140,6 +159,60 @@ def attention(
     if exact is not None:
         return output, present_keys, present_values, exact.present
     return output, present_keys, present_values
+
+
+def _capped(
+    graph: OnnxGraph,
+    query: str,
+    keys: str,
+    values: str,
+    positions: str,
+    form: PackedAttention,
+    size: int,
+    factor: float,
+) -> str:
+    """Attention with a soft cap by ordinary nodes, over all of a KV cache without NaN.
+
+    query [batch, tokens, num_heads · size]; keys, values [batch, num_kv_heads, context, size] →
+    like query.
+    """
+    assert form.soft_cap is not None
+    heads, kv_heads = form.num_heads, form.num_kv_heads
+
+    def number(value: float) -> str:
+        return graph.constant(f"capped.number_{value}", np.asarray(value, np.float32))
+
+    def shape(*sizes: int) -> str:
+        return graph.constant(f"capped.shape_{'_'.join(map(str, sizes))}", _int64(list(sizes)))
+
+    query = graph.node("Reshape", query, shape(0, 0, heads, size))
+    query = graph.node("Transpose", query, perm=[0, 2, 1, 3])
+    # The heads that share keys are rows of one product: [batch, kv_heads, group · tokens, size].
+    query = graph.node("Reshape", query, shape(0, kv_heads, -1, size))
+    scores = graph.node("MatMul", query, graph.node("Transpose", keys, perm=[0, 1, 3, 2]))
+    scores = graph.node("Mul", scores, number(factor / form.soft_cap))
+    scores = graph.node("Mul", graph.node("Tanh", scores), number(form.soft_cap))
+    at = graph.node("Cast", positions, to=_FLOAT)
+    at = graph.node("Concat", *[at] * (heads // kv_heads), axis=1)
+    at = graph.node("Unsqueeze", at, shape(1, 3))
+    length = graph.node("Gather", graph.node("Shape", keys), graph.constant("capped.2", _AXIS))
+    length = graph.node("Cast", length, to=_FLOAT)
+    places = graph.node("Range", number(0.0), length, number(1.0))
+    is_seen = graph.node("LessOrEqual", places, at)
+    if form.window is not None:
+        first = graph.node("Sub", at, number(float(form.window)))
+        is_seen = graph.node("And", is_seen, graph.node("Greater", places, first))
+    scores = graph.node("Where", is_seen, scores, number(-np.inf))
+    output = graph.node("MatMul", graph.node("Softmax", scores, axis=-1), values)
+    output = graph.node("Reshape", output, shape(0, heads, -1, size))
+    output = graph.node("Transpose", output, perm=[0, 2, 1, 3])
+    return graph.node("Reshape", output, shape(0, 0, heads * size))
+
+
+_FLOAT = 1
+"""Data type of TensorProto."""
+
+_AXIS = np.asarray(2, np.int64)
 
 
 def _rounding(cache: CacheNames) -> dict[str, Any]:

@@ -11,7 +11,13 @@ from collections import defaultdict
 from tests.architecture.test_docs import MODULES
 from tests.architecture.test_names import REPOSITORY
 
-BY_DEVICE = ("edge/backends/onnx/", "edge/backends/ort/", "edge/backends/webgpu/", "edge/backends/triton/", "edge/backends/null/")
+BY_DEVICE = (
+    "edge/backends/onnx/",
+    "edge/backends/ort/",
+    "edge/backends/webgpu/",
+    "edge/backends/triton/",
+    "edge/backends/null/",
+)
 """Folders that do the same, each for one kind of device; nothing imports two of them."""
 
 OF_LOWER_PACKAGES = {"CapacityError", "PeerLostError", "PlanError", "ProtocolError"}

@@ -72,11 +72,19 @@ class Cached:
             remainders=graph.input("remainders", np.float32, beside) if self.newest else "",
             newest=self.newest,
         )
-        rotates = attention_onnx.rotates_itself(self.size, self.size) and not self.newest
+        form = PackedAttention(
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_size=self.size,
+            turned_elements=self.size,
+            window=self.window,
+            soft_cap=self.soft_cap,
+        )
+        places = self.newest or attention_onnx.needs_positions(form, graph.provider)
         names = attention_onnx.AttentionNames(
             cos=graph.input("cos", np.float32, ["context", self.size // 2]),
             sin=graph.input("sin", np.float32, ["context", self.size // 2]),
-            positions="" if rotates else graph.input("positions", np.int64, ["batch", "tokens"]),
+            positions=graph.input("positions", np.int64, ["batch", "tokens"]) if places else "",
             lengths=graph.input("lengths", np.int32, ["batch"]),
             total=graph.input("total", np.int32, []),
         )
@@ -86,14 +94,7 @@ class Cached:
             graph.input("qkv", np.float32, ["batch", "tokens", width]),
             cache,
             names,
-            PackedAttention(
-                num_heads=self.heads,
-                num_kv_heads=self.kv_heads,
-                head_size=self.size,
-                turned_elements=self.size,
-                window=self.window,
-                soft_cap=self.soft_cap,
-            ),
+            form,
             sinks=None if self.sinks is None else graph.weight("sinks", self.sinks),
         )
         graph.output(output, "output", np.float32, ["batch", "tokens", self.heads * self.size])

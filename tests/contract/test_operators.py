@@ -448,13 +448,11 @@ def test_attention(
 
     given = [*enumerate((*norms, sinks))]
     graph = CaseGraph()
-    itself = attention_onnx.rotates_itself(head_size, turned)
+    places = attention_onnx.needs_positions(form, graph.graph.provider)
     names = attention_onnx.AttentionNames(
         cos=graph.input("cos", cos) if turned else "",
         sin=graph.input("sin", sin) if turned else "",
-        positions=""
-        if not turned or itself
-        else graph.input("positions", np.arange(position, end)[None]),
+        positions=graph.input("positions", np.arange(position, end)[None]) if places else "",
         lengths=graph.input("lengths", np.asarray([end - 1], np.int32)),
         total=graph.input("total", np.asarray(end, np.int32)),
     )

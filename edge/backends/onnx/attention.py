@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.onnx.residual_stream import ResidualStream
-from edge.backends.onnx.segment_builder import SegmentBuilder
+from edge.backends.onnx.segment_builder import Entry, SegmentBuilder
 from edge.backends.onnx.segments import rotation_names
 from edge.kernels.attention.onnx import (
     AttentionNames,
     CacheNames,
     attention,
+    needs_positions,
     resize_heads,
-    rotates_itself,
 )
 from edge.kernels.kv_cache.cache_size import (
     NEWEST_TOKENS,
@@ -43,23 +43,29 @@ def lower_attention(
         qkv = build.linear(normed, f"{p}qkv")
     else:
         qkv = _of_latent(build, p, normed, part, part.latent)
-    cache = _cache(build, layer, part)
-    output, *present = attention(
-        build.graph,
-        qkv,
-        cache,
-        _inputs(build, part, keeps_remainders=bool(cache.remainders)),
-        part.packed(build.spec.norm_epsilon),
-        query_norm=build.vector(f"{p}query_norm"),
-        key_norm=build.vector(f"{p}key_norm"),
-        sinks=build.vector(f"{p}sinks"),
-    )
+
+    def of_entry(entry: Entry, packed: str) -> str:
+        """Attention of a step, or of one of its requests."""
+        cache = _cache(build, layer, part, entry)
+        output, *present = attention(
+            build.graph,
+            packed,
+            cache,
+            _inputs(build, part, entry, keeps_remainders=bool(cache.remainders)),
+            part.packed(build.spec.norm_epsilon),
+            query_norm=build.vector(f"{p}query_norm"),
+            key_norm=build.vector(f"{p}key_norm"),
+            sinks=build.vector(f"{p}sinks"),
+        )
+        dtype, shape = _cache_rows(build, part, entry)
+        for value, name in zip(present, ("key", "value"), strict=False):
+            build.output(value, entry.named(f"present_{name}_{layer}"), dtype, shape)
+        if cache.remainders:
+            build.output(present[2], f"present_remainders_{layer}", np.float32, _remainders(part))
+        return output
+
+    output = build.by_entry(of_entry, qkv)
     build.segment.cache_layer = build.layout.cache_layer(layer)
-    dtype, shape = _cache_rows(build, part)
-    for value, name in zip(present, ("key", "value"), strict=False):
-        build.output(value, f"present_{name}_{layer}", dtype, shape)
-    if cache.remainders:
-        build.output(present[2], f"present_remainders_{layer}", np.float32, _remainders(part))
     if part.value_size != part.head_size:
         output = resize_heads(build.graph, output, part.num_heads, part.head_size, part.value_size)
     return build.linear(output, f"{p}output")
@@ -93,30 +99,33 @@ def _of_latent(build: SegmentBuilder, p: str, normed: str, part: Attention, late
     return graph.node("Concat", query, keys_values, axis=-1)
 
 
-def _inputs(build: SegmentBuilder, part: Attention, *, keeps_remainders: bool) -> AttentionNames:
+def _inputs(
+    build: SegmentBuilder, part: Attention, entry: Entry, *, keeps_remainders: bool
+) -> AttentionNames:
     graph, turned = build.graph, part.rotary.turned_elements
+    form = part.packed(build.spec.norm_epsilon)
     cos = sin = positions = ""
     if turned:
         cos, sin = (
             graph.input(name, np.float32, ["context", turned // 2])
             for name in rotation_names(build.layout.rotations.index(part.rotary))
         )
-    if keeps_remainders or (turned and not rotates_itself(part.head_size, turned)):
-        positions = graph.input("positions", np.int64, ["batch", "tokens"])
+    if keeps_remainders or needs_positions(form, graph.provider):
+        positions = graph.input(entry.named("positions"), np.int64, [entry.size, "tokens"])
     return AttentionNames(
         cos=cos,
         sin=sin,
         positions=positions,
-        lengths=graph.input("lengths", np.int32, ["batch"]),
-        total=graph.input("total", np.int32, []),
+        lengths=graph.input(entry.named("lengths"), np.int32, [entry.size]),
+        total=graph.input(entry.named("total"), np.int32, []),
     )
 
 
-def _cache(build: SegmentBuilder, layer: int, part: Attention) -> CacheNames:
+def _cache(build: SegmentBuilder, layer: int, part: Attention, entry: Entry) -> CacheNames:
     bits = build.kv_bits
-    dtype, shape = _cache_rows(build, part)
-    keys = build.input(f"past_key_{layer}", dtype, shape)
-    values = build.input(f"past_value_{layer}", dtype, shape)
+    dtype, shape = _cache_rows(build, part, entry)
+    keys = build.input(entry.named(f"past_key_{layer}"), dtype, shape)
+    values = build.input(entry.named(f"past_value_{layer}"), dtype, shape)
     if bits is None:
         return CacheNames(keys=keys, values=values)
     scales: list[int | str] = [1, part.num_kv_heads, 1, cache_head_size(part.head_size, bits)]
@@ -142,7 +151,9 @@ def _remainders(part: Attention) -> list[int | str]:
     ]
 
 
-def _cache_rows(build: SegmentBuilder, part: Attention) -> tuple[type[np.generic], list[int | str]]:
+def _cache_rows(
+    build: SegmentBuilder, part: Attention, entry: Entry
+) -> tuple[type[np.generic], list[int | str]]:
     """(dtype, shape) of one layer's keys, which is also that of its values."""
     dtype, elements = cache_row(part.head_size, build.kv_bits)
-    return dtype, ["batch", part.num_kv_heads, "context", elements]
+    return dtype, [entry.size, part.num_kv_heads, entry.named("context"), elements]

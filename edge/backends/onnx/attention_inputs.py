@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention, rotates_itself
+from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention, needs_positions
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.onnx_cases import CaseGraph
 from edge.kernels.onnx_graph import OnnxGraph
@@ -37,7 +37,7 @@ def attention_face(
 
     lengths, total = zip(*map(keys_of, steps), strict=True)
     positions = ""
-    if turned and not rotates_itself(part.head_size, turned):
+    if needs_positions(form, cases.graph.provider):
         positions = cases.input(
             "positions", *(np.arange(rows, dtype=np.int64)[None] for rows in steps)
         )

@@ -165,7 +165,7 @@ def _streamed_experts(build: SegmentBuilder, layer: int, part: Experts) -> Strea
     widths = {name: build.vector_size(each) // len(part.held) for name, each in biases.items()}
     models: list[bytes] = []
     for number in part.held:
-        graph = OnnxGraph("expert")
+        graph = OnnxGraph("expert", build.graph.provider)
         x = graph.input("x", np.float32, [1, "rows", size])
         given = {
             name: graph.input(f"{name}_bias", np.float32, [width]) for name, width in widths.items()

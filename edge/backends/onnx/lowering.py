@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge.backends.onnx.after_product import AfterProduct, after_part
 from edge.backends.onnx.attention import lower_attention
@@ -26,7 +25,7 @@ from edge.backends.onnx.segments import GraphSegment, StoredStack
 from edge.backends.onnx.short_convolution import lower_short_convolution
 from edge.backends.onnx.token_inputs import lower_token_inputs
 from edge.kernels.logits.onnx import finish_logits
-from edge.kernels.onnx_graph import ExternalTensor
+from edge.kernels.onnx_graph import Provider, Weight
 from edge.models.experts import POST_NORMS
 from edge.models.parts import Part
 from edge.models.spec import ModelSpec
@@ -47,7 +46,7 @@ _PARTS: Mapping[str, Callable[[SegmentBuilder, ResidualStream, int, Any], str]] 
 def lower(
     spec: ModelSpec,
     layout: ShardLayout,
-    tensor: Callable[[str], ExternalTensor | NDArray[Any]],
+    tensor: Callable[[str], Weight],
     weight_format: WeightFormat,
     kv_bits: int | None = None,
     *,
@@ -56,6 +55,8 @@ def lower(
     is_loose: bool = False,
     cuts_experts: bool = False,
     observes: bool = False,
+    provider: Provider = "cpu",
+    requests: int | None = None,
 ) -> tuple[GraphSegment, ...]:
     """Graphs of the shard in execution order. The first stage's `hidden` is the embedding's rows.
 
@@ -65,6 +66,8 @@ def lower(
     graph runs. is_loose: each layer has graphs without weights, so that it may be streamed.
     cuts_experts: each expert of such a layer has its own graph, so that only chosen experts are
     read. observes: sums over inputs of products are inputs and outputs, too (`gram_names`).
+    provider: of the graphs' sessions. requests: graphs for steps of this number of requests, each
+    with keys, values and states of its own (`Entry`); None: for any number of neighbours in a pool.
     """
     build = SegmentBuilder(
         spec,
@@ -76,6 +79,8 @@ def lower(
         cut_layers=cut_layers,
         cuts_experts=cuts_experts,
         observes=observes,
+        provider=provider,
+        requests=requests,
     )
     stream = ResidualStream(build)
     if layout.is_first_stage:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph, Provider, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,8 @@ class LayerNames:
 class OpenSegment:
     """The graph of a segment before it is closed, with its inputs and outputs."""
 
-    def __init__(self, number: int, names: LayerNames) -> None:
-        self.graph = OnnxGraph(f"segment_{number}")
+    def __init__(self, number: int, names: LayerNames, provider: Provider) -> None:
+        self.graph = OnnxGraph(f"segment_{number}", provider)
         self.names = names
         self.outputs: list[str] = []
         self.vectors: dict[str, str] = {}
@@ -54,7 +52,7 @@ class OpenSegment:
         self.graph.output(value, name, dtype, shape)
         self.outputs.append(name)
 
-    def weight(self, name: str, tensor: ExternalTensor | NDArray[Any]) -> str:
+    def weight(self, name: str, tensor: Weight) -> str:
         return self.graph.weight(self.names.local(name), tensor)
 
     def vector_input(self, name: str, shape: Sequence[int]) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge.kernels.matmul.onnx import matmul
+from edge.kernels.matmul.onnx import matmul, matmul_weight
 from edge.kernels.matmul_nbits.onnx import matmul_nbits
 from edge.kernels.matmul_nbits.reference import Accuracy
-from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph, Provider
 from edge.weights.block_matrices import Blocks
 from edge.weights.matrix_kind import MatrixKind
 
@@ -48,6 +49,15 @@ def product(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
         block_size=kind.block_size,
         accuracy=matrix.accuracy,
     )
+
+
+def as_taken(suffix: str, array: NDArray[Any], provider: Provider) -> NDArray[Any]:
+    """One of a matrix's stored arrays as the provider's products take it."""
+    return matmul_weight(array, provider) if suffix in FLOAT_MATRICES else array
+
+
+FLOAT_MATRICES = ("weight", "offsets")
+"""The stored arrays that products take as `matmul_weight` has them."""
 
 
 def pad(graph: OnnxGraph, x: str, padding: int) -> str:

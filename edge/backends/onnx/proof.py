@@ -1,4 +1,4 @@
-"""What ONNX Runtime computes on this CPU for the operators of a proof."""
+"""What ONNX Runtime computes on this device for the operators of a proof."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.onnx.attention_inputs import attention_face
-from edge.backends.onnx.products import Matrix, product
+from edge.backends.onnx.products import Matrix, as_taken, product
 from edge.backends.onnx.runtime import ort
 from edge.kernels.cases import Array
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.onnx_cases import CaseGraph
-from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph, Provider
 from edge.kernels.rms_norm.onnx import add_rms_norm
 from edge.weights.formats import WeightFormat
 from edge.weights.proof_cases import ATTENTION, CONTEXT, EPSILON, ROWS, ProofCase, proof_cases
 
 
 def proof(
-    weight_format: WeightFormat, seed: int, options: Callable[[], ort.SessionOptions]
+    weight_format: WeightFormat,
+    seed: int,
+    open_session: Callable[[bytes], ort.InferenceSession],
+    *,
+    provider: Provider = "cpu",
 ) -> list[Array]:
     """The numbers of each operator of `proof_cases`, in each of its steps."""
-    graph = CaseGraph(len(ROWS))
+    graph = CaseGraph(len(ROWS), provider)
     names = []
     for number, each in enumerate(proof_cases(weight_format, seed)):
         face = _face(graph, each, weight_format, number)
         names += graph.add(each.operator, face, *each.cases, results=1)
-    session = ort.InferenceSession(
-        graph.graph.build(), options(), providers=["CPUExecutionProvider"]
-    )
+    session = open_session(graph.graph.build())
     of_runs = [session.run(names, feeds) for feeds in graph.feeds]
     return [np.asarray(run[place]) for place in range(len(names)) for run in of_runs]
 
@@ -60,7 +62,7 @@ def _product(
 
     def array(suffix: str) -> str:
         value: NDArray[Any] = stored[suffix]
-        return graph.weight(f"proof.{number}.{suffix}", value)
+        return graph.weight(f"proof.{number}.{suffix}", as_taken(suffix, value, graph.provider))
 
     matrix = Matrix(
         kind=kind, accuracy=weight_format.accuracy, rows=rows, columns=columns, array=array

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge.backends.onnx.open_segment import LayerNames, OpenSegment
 from edge.backends.onnx.products import Matrix, pad, product
@@ -24,7 +23,7 @@ from edge.backends.onnx.segments import (
     gram_names,
 )
 from edge.kernels.experts.onnx import count_uses
-from edge.kernels.onnx_graph import ExternalTensor, OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph, Provider, Weight
 from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec
 from edge.weights.formats import WeightFormat
@@ -73,6 +72,24 @@ class ObservedInputs:
                 segment.output(total, after, np.float32, run.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The part of a graph that has keys and values, or states: of all requests of a step together,
+    or of one of them."""
+
+    number: int | None = None
+    """The request's place in the step; None: all requests."""
+
+    @property
+    def size(self) -> int | str:
+        """Number of requests, as a dimension."""
+        return "batch" if self.number is None else 1
+
+    def named(self, name: str) -> str:
+        """Name of an input, output or dimension of this part."""
+        return name if self.number is None else f"{name}.{self.number}"
+
+
 class SegmentBuilder:
     """Builds the graphs of a shard one after the other."""
 
@@ -80,7 +97,7 @@ class SegmentBuilder:
         self,
         spec: ModelSpec,
         layout: ShardLayout,
-        tensor: Callable[[str], ExternalTensor | NDArray[Any]],
+        tensor: Callable[[str], Weight],
         weight_format: WeightFormat,
         kv_bits: int | None,
         *,
@@ -88,8 +105,12 @@ class SegmentBuilder:
         cut_layers: bool,
         cuts_experts: bool,
         observes: bool,
+        provider: Provider,
+        requests: int | None,
     ) -> None:
         """See `lower`."""
+        self._provider: Provider = provider
+        self._requests = requests
         self.spec = spec
         self.layout = layout
         self.kv_bits = kv_bits
@@ -97,7 +118,7 @@ class SegmentBuilder:
         self.cuts_experts = cuts_experts
         self.observed = ObservedInputs(layout, is_asked_for=observes)
         self.segments: list[GraphSegment] = []
-        self.segment = OpenSegment(0, LayerNames())
+        self.segment = OpenSegment(0, LayerNames(), provider)
         self.kind = ""
         """The kind of the next segment of a streamed layer."""
         self._tensor = tensor
@@ -126,6 +147,23 @@ class SegmentBuilder:
         self, value: str, name: str, dtype: type[np.generic], shape: list[int | str]
     ) -> None:
         self.segment.output(value, name, dtype, shape)
+
+    def by_entry(self, face: Callable[..., str], *values: str) -> str:
+        """The output of `face(entry, *values)`, with values and output [batch, …]. Called for each
+        request if graphs are lowered for a number of requests."""
+        if self._requests is None or self._requests == 1:
+            return face(Entry(None if self._requests is None else 0), *values)
+        graph = self.graph
+
+        def place(number: int) -> str:
+            return graph.constant(f"request_{number}", np.asarray([number], np.int64))
+
+        outputs = []
+        for number in range(self._requests):
+            ends = place(number), place(number + 1), place(0)
+            own = [graph.node("Slice", value, *ends) for value in values]
+            outputs.append(face(Entry(number), *own))
+        return graph.node("Concat", *outputs, axis=0)
 
     def weight(self, name: str) -> str:
         return self.segment.weight(name, self._tensor(name))
@@ -215,4 +253,4 @@ class SegmentBuilder:
                 streamed=streamed,
             )
         )
-        self.segment = OpenSegment(len(self.segments), done.names)
+        self.segment = OpenSegment(len(self.segments), done.names, self._provider)

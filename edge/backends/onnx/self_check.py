@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.onnx.attention_inputs import attention_face, keys_of
-from edge.backends.onnx.products import Matrix, product
+from edge.backends.onnx.products import Matrix, as_taken, product
 from edge.backends.onnx.runtime import ort
 from edge.backends.self_check import ROWS, Judge, spread, typical_output
 from edge.backends.shard_arrays import ShardArrays
@@ -33,10 +33,10 @@ from edge.kernels.layer_norm.reference import add_layer_norm as layer_norm_refer
 from edge.kernels.linear_attention.onnx import linear_attention
 from edge.kernels.linear_attention.reference import WEIGHTS
 from edge.kernels.linear_attention.reference import linear_attention as linear_reference
-from edge.kernels.matmul.onnx import matmul
+from edge.kernels.matmul.onnx import matmul, matmul_weight
 from edge.kernels.matmul.reference import matmul as matmul_reference
 from edge.kernels.onnx_cases import CaseGraph
-from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph, Provider
 from edge.kernels.rms_norm.onnx import add_rms_norm
 from edge.kernels.rms_norm.reference import add_rms_norm as norm_reference
 from edge.kernels.short_convolution.onnx import short_convolution
@@ -79,15 +79,24 @@ class SelfCheck:
 def run_self_check(
     spec: ModelSpec,
     arrays: ShardArrays,
-    options: Callable[[], ort.SessionOptions],
+    session: Callable[[bytes], ort.InferenceSession],
     *,
     stacked: Mapping[int, Blocks] = MappingProxyType({}),
+    provider: Provider = "cpu",
+    device_name: str = "CPU",
 ) -> SelfCheck:
     """Check all operators. Raises RequestError with an operator whose error is too large.
 
-    stacked: layers whose experts are one node, with the kind of their matrices.
+    session: opens one for a model. stacked: layers whose experts are one node, with the kind of
+    their matrices.
     """
-    check = _Check(spec, arrays)
+    backend = "ort" if provider == "cpu" else provider
+    judge = Judge(
+        backend=backend,
+        device_name=device_name,
+        remedy="install another version of onnxruntime on it",
+    )
+    check = _Check(spec, arrays, provider)
     layout = arrays.layout
     matrices, norms = [], []
     for number in layout.first_of_kind:
@@ -127,33 +136,26 @@ def run_self_check(
     for name in matrices:
         for stored in arrays.stored(name):
             check.product(stored)
-    return check.run(options)
+    return check.run(session, judge)
 
 
 class _Check:
     """One graph of the shard's operators, with a case for each number of rows."""
 
-    def __init__(self, spec: ModelSpec, arrays: ShardArrays) -> None:
+    def __init__(self, spec: ModelSpec, arrays: ShardArrays, provider: Provider) -> None:
         self._spec = spec
         self._arrays = arrays
-        self._cases = CaseGraph(len(ROWS))
+        self._cases = CaseGraph(len(ROWS), provider)
         self._attended: set[str] = set()
         """Outputs of attention, which takes requests one by one."""
         self._draw = Draw(0)
 
-    def run(self, options: Callable[[], ort.SessionOptions]) -> SelfCheck:
-        judge = Judge(
-            backend="ort",
-            device_name="CPU",
-            remedy="install another version of onnxruntime on it",
-        )
+    def run(self, open_session: Callable[[bytes], ort.InferenceSession], judge: Judge) -> SelfCheck:
         cases = self._cases
         names = list(cases.expected[-1])
         if not names:
             return SelfCheck(of_chunks=True, of_pairs=True, of_single=True)
-        session = ort.InferenceSession(
-            cases.graph.build(), options(), providers=["CPUExecutionProvider"]
-        )
+        session = open_session(cases.graph.build())
         for number, rows in enumerate(ROWS):
             results = session.run(names, cases.feeds[number])
             for found, expected in zip(results, cases.expected[number].values(), strict=True):
@@ -252,7 +254,9 @@ class _Check:
                 accuracy=arrays.format.accuracy,
                 rows=len(outputs),
                 columns=stored.columns,
-                array=lambda suffix: graph.weight(f"{stored.name}.{suffix}", array(suffix)),
+                array=lambda suffix: graph.weight(
+                    f"{stored.name}.{suffix}", as_taken(suffix, array(suffix), graph.provider)
+                ),
             )
             return product(graph, x, matrix)
 
@@ -288,7 +292,8 @@ class _Check:
         scales = self._arrays.read(f"{prefix}expert_scales") if part.is_apart else None
 
         def nodes(branch: OnnxGraph, number: int, rows: str) -> str:
-            return matmul(branch, rows, branch.weight(f"expert.{layer}.{number}", matrices[number]))
+            weight = matmul_weight(matrices[number], branch.provider)
+            return matmul(branch, rows, branch.weight(f"expert.{layer}.{number}", weight))
 
         def formula(number: int, rows: Array) -> Array:
             found = matmul_reference(rows, matrices[number])

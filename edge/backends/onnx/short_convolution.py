@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge.backends.onnx.residual_stream import ResidualStream
-from edge.backends.onnx.segment_builder import SegmentBuilder
+from edge.backends.onnx.segment_builder import Entry, SegmentBuilder
 from edge.kernels.short_convolution.onnx import short_convolution
 from edge.models.short_convolution import ShortConvolution
 
@@ -16,17 +16,22 @@ def lower_short_convolution(
     """Add the nodes of the layer. Returns the addend of the hidden state."""
     p = f"layers.{layer}."
     (name,), (state,) = part.state_names, part.state_shapes
-    shape: list[int | str] = ["batch", *state]
-    past = build.input(f"past_{name}_{layer}", np.float32, shape)
-    weights = build.own_vector(f"{p}short_convolution")
-    output, present = short_convolution(
-        build.graph,
-        build.linear(stream.norm(f"{p}attention_norm"), f"{p}short"),
-        past,
-        weights,
-        build.vector(f"{p}short_convolution_bias"),
-        channels=part.channels,
-        width=part.convolution,
-    )
-    build.output(present, f"present_{name}_{layer}", np.float32, shape)
+
+    def of_entry(entry: Entry, mixed: str) -> str:
+        """The convolution of a step, or of one of its requests."""
+        shape: list[int | str] = [entry.size, *state]
+        output, present = short_convolution(
+            build.graph,
+            mixed,
+            build.input(entry.named(f"past_{name}_{layer}"), np.float32, shape),
+            build.own_vector(f"{p}short_convolution"),
+            build.vector(f"{p}short_convolution_bias"),
+            channels=part.channels,
+            width=part.convolution,
+        )
+        build.output(present, entry.named(f"present_{name}_{layer}"), np.float32, shape)
+        return output
+
+    mixed = build.linear(stream.norm(f"{p}attention_norm"), f"{p}short")
+    output = build.by_entry(of_entry, mixed)
     return build.linear(output, f"{p}short_output")

@@ -61,6 +61,7 @@ class StepBuffers:
         self._head_rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
         self._lengths = np.zeros((_HALVES, most_batched(limits)), np.int32)
         self._total = np.zeros((_HALVES, 1), np.int32)
+        self._totals = np.zeros((_HALVES, most_batched(limits)), np.int32)
         self._vocab_rows = len(layout.vocab)
         self._logits = np.zeros(most_batched(limits) * self._vocab_rows, np.float32)
         self._most_logits = most_logits(Widths.of_shard(spec, layout), limits)
@@ -107,6 +108,7 @@ class StepBuffers:
                 self.tokens[start : start + tokens] = entry.tokens
                 self.positions[start : start + tokens] = np.arange(entry.position, entry.end)
                 self._lengths[half, index] = entry.end - 1
+                self._totals[half, index] = entry.end
             if fills_up:
                 self.tokens[part.batch] = self.positions[part.batch] = 0
                 self._lengths[half, part.batch] = 0
@@ -157,6 +159,18 @@ class StepBuffers:
             "total": self._total[shape.half].reshape(()),
             **self._of_all_steps,
         }
+
+    def arrays_of_requests(self, shape: StepShape) -> dict[str, NDArray[Any]]:
+        """Arrays by input, of graphs that are lowered for a number of requests."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for number in range(shape.batch):
+            first = shape.first_token + number * shape.tokens
+            arrays |= {
+                f"lengths.{number}": self._lengths[shape.half, number : number + 1],
+                f"total.{number}": self._totals[shape.half, number : number + 1].reshape(()),
+                f"positions.{number}": self.positions[None, first : first + shape.tokens],
+            }
+        return arrays
 
     def logits(self, batch: int, rows: int, first_row: int = 0) -> Array:
         """Logits [batch, rows, vocab], from row `first_row` on."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
 from edge.backends.onnx.lowering import lower
+from edge.backends.onnx.process import prepare_process
 from edge.backends.onnx.proof import proof
 from edge.backends.onnx.runtime import ort
 from edge.backends.onnx.segments import GraphSegment
@@ -24,7 +25,6 @@ from edge.backends.ort.program import OrtProgram
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.watched_file import WatchedFile
-from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
 from edge.kernels.onnx_graph import ExternalTensor
 from edge.memory.step_memory import load_bytes
@@ -33,7 +33,6 @@ from edge.offload import KVTier, numpy_dtype
 from edge.protocol.step import StepLimits
 from edge.system.heap import (
     ask_for_huge_pages,
-    keep_allocations_together,
     leave_holes,
     release_freed_memory,
     use_huge_pages,
@@ -43,7 +42,7 @@ from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 
 _process = threading.Lock()
-_process_threads: int | None = None
+_has_arena = False
 
 
 def open_backend(*, threads: int) -> OrtBackend:
@@ -81,7 +80,7 @@ class OrtBackend:
 
     def prove(self, weight_format: WeightFormat, seed: int) -> list[NDArray[np.float32]]:
         _prepare_process(self._threads)
-        return proof(weight_format, seed, _session_options)
+        return proof(weight_format, seed, _cpu_session)
 
     def why_not(self) -> str | None:
         if "CPUExecutionProvider" not in ort.get_available_providers():
@@ -102,7 +101,7 @@ class OrtBackend:
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)
         kinds = stacked_kinds(arrays, hidden_size=spec.hidden_size, threads=self._threads)
-        self_check = run_self_check(spec, arrays, _session_options, stacked=kinds)
+        self_check = run_self_check(spec, arrays, _cpu_session, stacked=kinds)
 
         def fits(*, stacks_experts: bool) -> bool:
             room = weights.load_room_bytes
@@ -204,19 +203,12 @@ class OrtBackend:
 
 def _prepare_process(threads: int) -> None:
     """Make the process's thread pool and arena before its first session. They cannot change."""
-    global _process_threads  # noqa: PLW0603 - mirrors state that onnxruntime keeps globally
+    global _has_arena  # noqa: PLW0603 - mirrors state that onnxruntime keeps globally
     with _process:
-        if _process_threads is None:
-            keep_allocations_together()
-            ort.set_default_logger_severity(3)
-            ort.set_global_thread_pool_sizes(threads, 1)
+        prepare_process(threads)
+        if not _has_arena:
             make_arena()
-            _process_threads = threads
-        elif _process_threads != threads:
-            raise RequestError(
-                f"this process already computes with {_process_threads} threads",
-                remedy=f"start another process to use {threads}",
-            )
+            _has_arena = True
 
 
 def _session_options() -> ort.SessionOptions:
@@ -232,6 +224,10 @@ def _session_options() -> ort.SessionOptions:
     # per block, as on x86 and as accuracy "high" needs.
     options.add_session_config_entry("mlas.disable_kleidiai", "1")
     return options
+
+
+def _cpu_session(model: bytes) -> ort.InferenceSession:
+    return ort.InferenceSession(model, _session_options(), providers=["CPUExecutionProvider"])
 
 
 def _open_session(segment: GraphSegment, *, folder: str) -> ort.InferenceSession:

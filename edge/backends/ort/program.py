@@ -12,34 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import HostLogits, WeightReads, check_step
+from edge.backends.interface import WeightReads
 from edge.backends.kv_storage import HostKvStorage
 from edge.backends.kv_swap import CacheMoves
 from edge.backends.onnx.runtime import ort
 from edge.backends.onnx.self_check import SelfCheck
-from edge.backends.onnx.side_inputs import SideInputs
-from edge.backends.onnx.step_buffers import StepBuffers, StepShape, rows_of
+from edge.backends.onnx.step_buffers import StepShape
+from edge.backends.onnx.steps import GraphSteps
 from edge.backends.ort.arena import Arena
 from edge.backends.ort.bindings import Bindings
 from edge.backends.ort.expert_runs import ExpertRuns
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.open_graphs import NO_GRAPHS, OpenGraphs
-from edge.backends.overlap import parts_of
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.memory.lending import Lending
 from edge.memory.step_memory import Widths
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
-from edge.transport import BackgroundWork, Collective
 from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
 
-_OF_THE_HEAD = ("states", "logits")
-"""Outputs of a graph that is only the head."""
 
-
-class OrtProgram(HostKvStorage):
+class OrtProgram(GraphSteps, HostKvStorage):
     """One shard's sessions, their buffers, and the KV caches of its requests. See StageProgram."""
 
     def __init__(
@@ -58,21 +53,15 @@ class OrtProgram(HostKvStorage):
     ) -> None:
         """open_graphs: makes the sessions, for the bits of the KV cache (None: float32) and the
         number of layers on disk. lends_buffers: see `ShardWeights`."""
+        super().__init__(spec, layout, limits)
         self._kv_bits = kv_bits(kv_dtype)
         # The order of sums over remainders depends on the division into steps.
         self.rows_agree = self_check.of_chunks and not keeps_remainders(self._kv_bits)
         self._fills_up = limits.batch_invariant and self_check.of_pairs and not self_check.of_single
         self.batches_agree = self_check.of_single or self._fills_up
         self.weight_bytes = weight_bytes
-        self._spec = spec
-        self._layout = layout
-        self._limits = limits
         self._open_graphs = open_graphs
         self._arena = arena
-        self._run_options = ort.RunOptions()
-        # The value that stands for "none". ONNX Runtime's Python code reads the entry in each run,
-        # and a missing entry costs a C++ exception, 60 us a run.
-        self._run_options.add_run_config_entry("gpu_graph_id", "0")
         self._kv_dtype = kv_dtype
         self._lends_buffers = lends_buffers
         self._lending: Lending | None = None
@@ -82,8 +71,6 @@ class OrtProgram(HostKvStorage):
         self._graph_bits: int | None = None
         self._cache: OrtCache = OrtCache(layout, limits)
         self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
-        self._buffers = StepBuffers(spec, layout, limits)
-        self._side_inputs = SideInputs(spec, layout, limits)
         self._bindings = Bindings(self._buffers, self._side_inputs)
         self._experts: ExpertRuns | None = None
         """Set if layers may be on disk."""
@@ -95,8 +82,6 @@ class OrtProgram(HostKvStorage):
             self._cache.pool.close()
             raise
 
-    device_sums = None
-
     @property
     def disk_wait_s(self) -> float:
         streamed = self._graphs.streamed
@@ -107,58 +92,41 @@ class OrtProgram(HostKvStorage):
         streamed = self._graphs.streamed
         return WeightReads() if streamed is None else streamed.reads
 
-    def receive_buffer(self, step: Step) -> NDArray[np.float32]:
-        handed = self._side_inputs.handed(step.batch, step.num_tokens)
-        return self._hidden(0, step) if handed is None else handed
-
-    def _hidden(self, number: int, step: Step) -> NDArray[np.float32]:
-        """One of the pair of hidden states [batch, tokens, hidden]."""
-        flat = self._buffers.hidden[number]
-        return rows_of(flat, self._spec.hidden_size, step.batch, step.num_tokens)
-
-    def forward(
-        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
-    ) -> NDArray[np.float32]:
-        check_step(step, self._limits, vocab_size=self._spec.vocab_size)
-        self._graphs.check()
+    def _place(self, step: Step) -> tuple[int, bool]:
         self._lend(step)
         self._moves.arrive(step)
         # Products take rows in pairs, and a single last row is rounded in another way.
         fills_up = self._fills_up and step.num_tokens == 1 and step.batch % 2 == 1
-        slot = self._cache.pool.gather([entry.request for entry in step.entries], spare=fills_up)
-        if self._buffers.make_room_for_logits(step, step.batch + step.batch % 2 * self._fills_up):
-            self._bindings.clear()
-        if hidden is not None and hidden.ctypes.data != self.receive_buffer(step).ctypes.data:
-            self.receive_buffer(step)[...] = hidden
-        if self._layout.kept_before:
-            self._side_inputs.take_apart(self.receive_buffer(step), self._buffers.hidden[0])
-        parts = parts_of(step, is_split=self._layout.is_split)
-        shapes = self._buffers.fill(parts, slot, fills_up=fills_up)
-        rows = step.batch * step.num_tokens + fills_up
+        requests = [entry.request for entry in step.entries]
+        return self._cache.pool.gather(requests, spare=fills_up), fills_up
+
+    def _forget_bindings(self) -> None:
+        self._bindings.clear()
+
+    def _begin_step(self, rows: int) -> None:
         self._arena.before_step(rows)
         if self._experts is not None:
             self._experts.before_step(rows)
-        if self._graphs.embedding is not None:
-            self._side_inputs.look_up(self._graphs.embedding, self._buffers, rows)
-        self._run(shapes, collective)
-        self._graphs.check()  # the weights did not change during the step
+
+    def _compute(self, index: int, shape: StepShape) -> None:
+        graphs, experts = self._graphs, self._experts
+        bindings = self._bindings.of(shape)
+        binding = bindings.get(index)
+        if binding is None:
+            binding = self._bindings.bind(index, shape, graphs, self._cache, experts)
+            bindings[index] = binding
+        graphs.sessions[index].run_with_iobinding(binding, self._run_options)
+        streamed = graphs.segments[index].streamed
+        if streamed is not None and streamed.experts is not None:
+            assert experts is not None
+            experts.run(index, shape, graphs)
+
+    def _cache_of(self, layer: int) -> int:
+        return self._cache.numbers[layer]
+
+    def _wrote(self, step: Step, slot: int) -> None:
         for offset, entry in enumerate(step.entries):
             self._cache.pool.wrote(slot + offset, entry.end)
-        if self._layout.is_last_stage:
-            rows = 0 if step.states else step.logit_rows
-            return self._buffers.logits(step.batch, max(rows, 1))[:, :rows]
-        last = self._hidden(len(self._graphs.segments) % 2, step)
-        return self._side_inputs.put_together(last)
-
-    def logits(
-        self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
-    ) -> HostLogits:
-        logits = self.forward(step, hidden, collective)
-        # The buffer of the last graph's hidden state, which is free because the head has no such
-        # output.
-        last = self._buffers.hidden[len(self._graphs.segments) % 2]
-        states = rows_of(last, self._spec.hidden_size, step.batch, step.logit_rows)
-        return HostLogits(logits, states)
 
     def gram(self, run: int) -> NDArray[np.float32]:
         return self._buffers.grams[run]
@@ -211,9 +179,6 @@ class OrtProgram(HostKvStorage):
         long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
         return f"onnxruntime {ort.__version__} {self._cache.digest} {long}"
 
-    def interrupt(self) -> None:
-        self._run_options.terminate = True
-
     def reset(self) -> bool:
         if self._kv_bits is not None or self._kv_tier is not None or self._limits.observes:
             return False
@@ -264,54 +229,3 @@ class OrtProgram(HostKvStorage):
     def _drop_graphs(self) -> None:
         graphs, self._graphs = self._graphs, NO_GRAPHS
         graphs.close()
-
-    def _run(self, shapes: list[StepShape], collective: Collective) -> None:
-        """Run the segments in turn. The sum of one half overlaps the computation of the other."""
-        bindings = [self._bindings.of(shape) for shape in shapes]
-        graphs, buffers, experts = self._graphs, self._buffers, self._experts
-        under_way: list[BackgroundWork | None] = [None] * len(shapes)
-        for index, segment in enumerate(graphs.segments):
-            graphs.begin(index)
-            layer = segment.cache_layer
-            if layer is not None:
-                self._moves.begin(self._cache.numbers[layer])
-            for half, shape in enumerate(shapes):
-                _wait(under_way[half])
-                if segment.outputs == _OF_THE_HEAD and not shape.rows:
-                    # The head of a chunk without logits. An observed head has further outputs and
-                    # is not skipped.
-                    continue
-                binding = bindings[half].get(index)
-                if binding is None:
-                    binding = self._bindings.bind(index, shape, graphs, self._cache, experts)
-                    bindings[half][index] = binding
-                graphs.sessions[index].run_with_iobinding(binding, self._run_options)
-                if segment.streamed is not None and segment.streamed.experts is not None:
-                    assert experts is not None
-                    experts.run(index, shape, graphs)
-                if segment.reduce is None:
-                    continue
-                written = buffers.hidden if segment.reduce == "hidden" else buffers.partial
-                array = rows_of(
-                    written[(index + 1) % 2],
-                    segment.partial_parts * self._spec.hidden_size,
-                    shape.asked,
-                    shape.tokens,
-                    shape.first_token,
-                )
-                if segment.partial_is_zero:
-                    array.fill(0)
-                if len(shapes) == 1:
-                    collective.all_reduce(array)
-                else:
-                    under_way[half] = collective.begin_all_reduce(array)
-            graphs.end(index)
-            if layer is not None:
-                self._moves.end(self._cache.numbers[layer])
-        for work in under_way:
-            _wait(work)
-
-
-def _wait(work: BackgroundWork | None) -> None:
-    if work is not None:
-        work.wait()

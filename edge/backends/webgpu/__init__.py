@@ -1,0 +1,1 @@
+"""GPUs of every vendor: a shard as ONNX Runtime sessions on WebGPU."""

@@ -1,0 +1,133 @@
+"""GPUs of every vendor, by ONNX Runtime's WebGPU provider: Vulkan, Direct3D 12 or Metal.
+
+The graphs are those of CPU peers (`edge/backends/onnx`). Weights, keys, values and states are on
+the adapter.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.embedding_rows import EmbeddingRows
+from edge.backends.interface import ShardWeights
+from edge.backends.onnx.proof import proof
+from edge.backends.onnx.self_check import run_self_check
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.webgpu.device import ALLOW_SOFTWARE, Device, why_no_package
+from edge.backends.webgpu.graphs import DeviceGraphs
+from edge.backends.webgpu.kv_cache import check_kv_dtype
+from edge.backends.webgpu.program import WebGpuProgram
+from edge.errors import RequestError
+from edge.host.free_memory import usable_memory_bytes
+from edge.models.spec import WEIGHTS_ON_DISK, ModelSpec
+from edge.offload import KVTier
+from edge.protocol.step import StepLimits
+from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.layout import ShardLayout
+
+
+def open_backend(*, threads: int) -> WebGpuBackend:
+    return WebGpuBackend(threads=threads)
+
+
+class WebGpuBackend:
+    """The adapter that WebGPU chooses."""
+
+    name = "webgpu"
+    lacks = frozenset((WEIGHTS_ON_DISK,))
+
+    def __init__(self, *, threads: int) -> None:
+        self._threads = threads
+        self._device: Device | None = None
+
+    @property
+    def is_stand_in(self) -> bool:
+        return os.environ.get(ALLOW_SOFTWARE) == "1"
+
+    @property
+    def device_name(self) -> str:
+        return self._opened().name
+
+    @property
+    def has_own_memory(self) -> bool:
+        return False
+
+    def usable_memory_bytes(self) -> int:
+        return usable_memory_bytes()
+
+    def copy_bytes_per_s(self) -> float | None:
+        return None
+
+    def prove(self, weight_format: WeightFormat, seed: int) -> list[NDArray[np.float32]]:
+        return proof(weight_format, seed, self._opened().session, provider="webgpu")
+
+    def why_not(self) -> str | None:
+        missing = why_no_package()
+        if missing is not None:
+            return missing
+        try:
+            self._opened()
+        except RequestError as error:
+            return str(error)
+        return None
+
+    def load(
+        self,
+        spec: ModelSpec,
+        layout: ShardLayout,
+        weights: ShardWeights,
+        weight_format: WeightFormat,
+        *,
+        limits: StepLimits,
+        kv_dtype: KvDtype = "float32",
+        kv_tier: KVTier | None = None,
+    ) -> WebGpuProgram:
+        check_kv_dtype(kv_dtype)
+        if layout.streamed_layers:
+            raise RequestError("a WebGPU peer computes only from its adapter's memory")
+        if limits.observes:
+            raise RequestError(
+                "a WebGPU peer does not observe the inputs of products",
+                remedy="start the peer with --backend ort for this study",
+            )
+        device = self._opened()
+        arrays = ShardArrays(layout, weights, weight_format)
+        self_check = run_self_check(
+            spec, arrays, device.session, provider="webgpu", device_name=device.name
+        )
+        embedding: EmbeddingRows | None = None
+        if layout.is_first_stage or layout.token_columns:
+            embedding = EmbeddingRows(
+                weights, layout.embedding, spec.hidden_size, scale=spec.embedding_scale
+            )
+        try:
+            graphs = DeviceGraphs(
+                spec,
+                arrays,
+                weight_format,
+                device,
+                cut_layers=limits.exceeds_memory,
+                embedding=embedding,
+            )
+        except BaseException:
+            if embedding is not None:
+                embedding.close()
+            raise
+        return WebGpuProgram(
+            spec,
+            layout,
+            graphs,
+            device,
+            self_check=self_check,
+            weight_bytes=weights.manifest.total_bytes,
+            limits=limits,
+            kv_tier=kv_tier,
+        )
+
+    def _opened(self) -> Device:
+        if self._device is None:
+            self._device = Device(self._threads)
+        return self._device

@@ -1,0 +1,140 @@
+"""A shard's graphs on the adapter, for steps of each number of requests, with its weights."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.embedding_rows import EmbeddingRows
+from edge.backends.onnx.lowering import lower
+from edge.backends.onnx.products import FLOAT_MATRICES
+from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.segments import GraphSegment
+from edge.backends.shard_arrays import ShardArrays
+from edge.backends.webgpu.device import Device
+from edge.kernels.matmul.onnx import matmul_weight
+from edge.kernels.onnx_graph import FedTensor, Weight
+from edge.models.spec import ModelSpec
+from edge.offload import numpy_dtype
+from edge.weights.formats import WeightFormat
+
+_MOST_SIZES = 8
+"""Numbers of requests whose sessions are kept. A session holds no weights."""
+
+_TRANSPOSED = tuple(f".{suffix}" for suffix in FLOAT_MATRICES)
+
+
+class DeviceGraphs:
+    """The graphs of a shard. All share its matrices, which are inputs on the adapter."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        arrays: ShardArrays,
+        weight_format: WeightFormat,
+        device: Device,
+        *,
+        cut_layers: bool,
+        embedding: EmbeddingRows | None,
+    ) -> None:
+        """embedding: the rows on disk that the first stage reads."""
+        self.embedding = embedding
+        self._device = device
+        self._weights = DeviceWeights(arrays, device)
+        self._sizes: OrderedDict[int, _Sized] = OrderedDict()
+        self._lower: Callable[[int], tuple[GraphSegment, ...]] = lambda requests: lower(
+            spec,
+            arrays.layout,
+            self._weights.declared,
+            weight_format,
+            cut_layers=cut_layers,
+            provider="webgpu",
+            requests=requests,
+        )
+        self.segments = self._lower(1)
+        """The graphs for one request. Those for more are cut alike."""
+        for segment in self.segments:
+            for name in segment.inputs:
+                self._weights.bring(name)
+
+    def bound_to_weights(self, index: int, requests: int) -> tuple[GraphSegment, Any, Any]:
+        """A graph for so many requests, its session, and a new binding that has its weights."""
+        sized = self._sizes.get(requests)
+        if sized is None:
+            sized = self._sizes[requests] = _Sized(self._lower(requests), self._device)
+            if len(self._sizes) > _MOST_SIZES:
+                self._sizes.popitem(last=False)
+        self._sizes.move_to_end(requests)
+        segment, session = sized.segments[index], sized.session(index)
+        binding = session.io_binding()
+        for name in segment.inputs:
+            weight = self._weights.on_device.get(name)
+            if weight is not None:
+                binding.bind_ortvalue_input(name, weight)
+        return segment, session, binding
+
+    @property
+    def weights(self) -> frozenset[str]:
+        """Names of the inputs that are weights."""
+        return frozenset(self._weights.on_device)
+
+    def check(self) -> None:
+        """Does nothing: weights are on the adapter, and rows of the embedding are checked when they
+        are read."""
+
+    def begin(self, index: int) -> None:
+        """Does nothing: all weights are on the adapter."""
+
+    def end(self, index: int) -> None:
+        """Does nothing, as `begin`."""
+
+    def close(self) -> None:
+        self._sizes.clear()
+        self._weights.on_device.clear()
+        if self.embedding is not None:
+            self.embedding.close()
+
+
+class _Sized:
+    """The graphs for one number of requests, with sessions that are made at their first use."""
+
+    def __init__(self, segments: tuple[GraphSegment, ...], device: Device) -> None:
+        self.segments = segments
+        self._device = device
+        self._sessions: dict[int, ort.InferenceSession] = {}
+
+    def session(self, index: int) -> ort.InferenceSession:
+        if index not in self._sessions:
+            self._sessions[index] = self._device.session(self.segments[index].model)
+        return self._sessions[index]
+
+
+class DeviceWeights:
+    """A shard's matrices on the adapter. Vectors are constants of the graphs."""
+
+    def __init__(self, arrays: ShardArrays, device: Device) -> None:
+        self._arrays = arrays
+        self._device = device
+        self._vectors = {vector.name for vector in arrays.layout.vectors}
+        self.on_device: dict[str, ort.OrtValue] = {}
+
+    def declared(self, name: str) -> Weight:
+        """A tensor as graphs declare it."""
+        if name in self._vectors:
+            return self._arrays.read(name)
+        entry = self._arrays.entry(name)
+        shape = entry.shape[::-1] if name.endswith(_TRANSPOSED) else entry.shape
+        return FedTensor(dtype=numpy_dtype(entry.dtype), shape=shape)
+
+    def bring(self, name: str) -> None:
+        """Copy a matrix to the adapter, if this is the name of one."""
+        if name not in self._arrays or name in self.on_device:
+            return
+        found: NDArray[Any] = self._arrays.read(name)
+        if name.endswith(_TRANSPOSED):
+            found = matmul_weight(found.astype(np.float32), "webgpu")
+        self.on_device[name] = self._device.put(found)
