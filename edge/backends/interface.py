@@ -281,8 +281,8 @@ class Backend(Protocol):
 
     @property
     def lacks(self) -> frozenset[str]:
-        """The `ALL_NEEDS` for which it has no kernels, and WEIGHTS_ON_DISK if it computes only from
-        memory."""
+        """The `ALL_NEEDS` for which it has no kernels, WEIGHTS_ON_DISK if it computes only from
+        memory, and ROUNDED_KV if it keeps keys and values in float32 only."""
         ...
 
     @property

@@ -68,6 +68,9 @@ ALL_NEEDS = frozenset(
 WEIGHTS_ON_DISK = "weights on disk"
 """What a device lacks that computes only from memory. No model needs it: a plan may."""
 
+ROUNDED_KV = "rounded keys and values"
+"""What a device lacks that keeps them in float32 only. No model needs it: a load may."""
+
 TABLES = frozenset(("embedding", "token_table"))
 """The roles of lookup tables, which are not multiplied."""
 

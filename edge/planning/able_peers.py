@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from edge.errors import RequestError
-from edge.models.spec import ModelSpec
+from edge.models.spec import ROUNDED_KV, ModelSpec
 from edge.partition import Plan
 from edge.protocol.peer_info import PeerInfo
+from edge.weights.formats import KvDtype
 
 _REMEDY = "start it with --backend ort, so that its CPU computes"
 _OTHER_SOFTWARE = "install another version of what computes there: onnxruntime, or its driver"
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
+def needs_of(spec: ModelSpec, kv_dtype: KvDtype) -> tuple[str, ...]:
+    """The features that a peer must have for the model, and for keys and values of this type."""
+    return spec.needs if kv_dtype == "float32" else (*spec.needs, ROUNDED_KV)
+
+
 def able_peers(
-    peers: Sequence[PeerInfo], spec: ModelSpec, wrong: Mapping[str, str] = _NONE
+    peers: Sequence[PeerInfo], needs: Collection[str], wrong: Mapping[str, str] = _NONE
 ) -> tuple[list[PeerInfo], list[str]]:
     """The peers that can compute the model, and a sentence for each other peer.
 
-    wrong: what is wrong with those (by id) that did not prove their arithmetic.
+    needs: as `needs_of` gives them. wrong: what is wrong with those (by id) that did not prove
+    their arithmetic.
     """
     able, sentences = [], []
     for peer in peers:
-        if (found := _unable(peer, spec, wrong)) is not None:
+        if (found := _unable(peer, needs, wrong)) is not None:
             reason, remedy = found
             sentences.append(f"{peer.name} is not used: {reason}; {remedy}")
         else:
@@ -33,16 +40,19 @@ def able_peers(
 
 
 def some_able_peers(
-    peers: Sequence[PeerInfo], spec: ModelSpec, plan: object, wrong: Mapping[str, str] = _NONE
+    peers: Sequence[PeerInfo],
+    needs: Collection[str],
+    plan: object,
+    wrong: Mapping[str, str] = _NONE,
 ) -> tuple[list[PeerInfo], list[str]]:
     """Like `able_peers`. Raises RequestError where no peer can compute the model, or where a plan
     by hand uses one that cannot."""
-    able, sentences = able_peers(peers, spec, wrong)
+    able, sentences = able_peers(peers, needs, wrong)
     if sentences and not able:
         raise RequestError(f"no peer can compute this model: {'; '.join(sentences)}")
     if isinstance(plan, Plan):
         for peer in peers:
-            found = _unable(peer, spec, wrong)
+            found = _unable(peer, needs, wrong)
             if found is not None and {peer.id, peer.name} & set(plan.devices):
                 reason, remedy = found
                 raise RequestError(
@@ -51,9 +61,11 @@ def some_able_peers(
     return able, sentences
 
 
-def _unable(peer: PeerInfo, spec: ModelSpec, wrong: Mapping[str, str]) -> tuple[str, str] | None:
+def _unable(
+    peer: PeerInfo, needs: Collection[str], wrong: Mapping[str, str]
+) -> tuple[str, str] | None:
     """Why the peer cannot compute the model, and the remedy; None: it can."""
-    if missing := ", ".join(peer.lacking(spec.needs)):
-        kernel = f"its back end {peer.backend} has no kernel for {missing}, which this model has"
+    if missing := ", ".join(peer.lacking(needs)):
+        kernel = f"its back end {peer.backend} has no kernel for {missing}, which this model needs"
         return kernel, _REMEDY
     return (wrong[peer.id], _OTHER_SOFTWARE) if peer.id in wrong else None

@@ -13,7 +13,7 @@ from edge.host.cache_paths import cache_root
 from edge.memory.lending import unused_by_decoding
 from edge.memory.shard_memory import most_overhead
 from edge.partition import ClusterSpec, Plan
-from edge.planning.able_peers import some_able_peers
+from edge.planning.able_peers import needs_of, some_able_peers
 from edge.planning.choosing import facts_of
 from edge.planning.cluster_profile import forget_device, forget_link, measured_cluster
 from edge.planning.kv_limits import with_fewer_states, with_kv_memory, with_less_kv_memory
@@ -53,7 +53,9 @@ async def measured_proposal(
     wrong: dict[str, str] = {}
     if measure != "nothing":
         wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
-    peers, unused = some_able_peers(peers, checkpoint.spec, options.plan, wrong)
+    peers, unused = some_able_peers(
+        peers, needs_of(checkpoint.spec, options.kv_dtype), options.plan, wrong
+    )
     notes = [*unused]
     sizes = with_kv_memory(sizes, facts_of(checkpoint, options), peers)
 

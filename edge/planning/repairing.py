@@ -26,7 +26,7 @@ from edge.partition import (
     UnderWay,
     Workload,
 )
-from edge.planning.able_peers import able_peers
+from edge.planning.able_peers import able_peers, needs_of
 from edge.planning.choosing import by_id
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.load_options import LoadOptions
@@ -70,7 +70,7 @@ async def repaired_proposal(
     wrong = await wrong_peers(
         asked, weight_format, cache_root=cache_root(), limit_s=PROVES_WITHIN_S
     )
-    able, sentences = able_peers(peers, checkpoint.spec, wrong)
+    able, sentences = able_peers(peers, needs_of(checkpoint.spec, options.kv_dtype), wrong)
     there = [peer for peer in able if peer.id not in lost]
     if sentences and not there:
         raise CapacityError(f"no remaining device can compute this model: {'; '.join(sentences)}")

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from edge.backends.interface import StageProgram
 from edge.backends.registry import open_backend
 from edge.errors import CheckpointError, RequestError
+from edge.models.spec import ROUNDED_KV, WEIGHTS_ON_DISK
 from edge.offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
@@ -68,6 +69,23 @@ class Kind:
 
     name: str
     folder: Path
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        return open_backend(self.name, threads=1).lacks
+
+    def kept(self, *kv_dtypes: KvDtype) -> tuple[KvDtype, ...]:
+        """Those of these types in which it keeps keys and values; it refuses the others."""
+        if ROUNDED_KV not in self.lacks:
+            return kv_dtypes
+        for each in kv_dtypes:
+            if each != "float32":
+                with (
+                    pytest.raises(RequestError, match=f"in float32, and {each} was asked for"),
+                    self.program(kv_dtype=each),
+                ):
+                    pass
+        return tuple(each for each in kv_dtypes if each == "float32")
 
     @contextmanager
     def program(
@@ -225,7 +243,7 @@ def a_hidden_state_may_lie_in_the_buffer_or_elsewhere(kind: Kind) -> None:
 
 def what_is_swapped_out_comes_back_to_the_bit(kind: Kind) -> None:
     """Another request has the memory meanwhile, and only what is new is written again."""
-    for kv_dtype in ("float32", "int8"):
+    for kv_dtype in kind.kept("float32", "int8"):
         tier = MemoryKVTier(1 << 20)
         limits = replace(LIMITS, requests=1)
         with kind.program(limits=limits, kv_dtype=kv_dtype, kv_tier=tier) as program:
@@ -272,7 +290,7 @@ def what_has_no_room_out_of_memory_stays(kind: Kind) -> None:
 def a_beginning_is_taken_over_or_shared(kind: Kind) -> None:
     """What follows has the same bits; of a cache that is too short, or of none, nothing is."""
     other = (*PROMPT[:3], 9, 8)
-    for kv_dtype in ("float32", "int8"):
+    for kv_dtype in kind.kept("float32", "int8"):
         limits = replace(LIMITS, requests=1)
         with kind.program(kv_dtype=kv_dtype, limits=limits) as program:
             compute(program, chunk("b", other[:3], rows=0))
@@ -307,6 +325,8 @@ def rows_agree_where_that_is_said(kind: Kind) -> None:
     forms: list[tuple[KvDtype, WeightFormat]] = [("float32", FLOATS), ("int8", FLOATS)]
     forms.append(("float32", uniform_format("int4", block_size=64)))
     for kv_dtype, form in forms:
+        if not kind.kept(kv_dtype):
+            continue
         with kind.program(kv_dtype=kv_dtype, form=form) as program:
             if not program.rows_agree:
                 return
@@ -358,7 +378,8 @@ def _answered(
 def rows_are_taken_by_a_program_like_the_one_that_gave_them(kind: Kind) -> None:
     """What follows has the same bits; nothing is given of what is not computed or not there."""
     tier = MemoryKVTier(1 << 20)
-    with kind.program(kv_dtype="int8", kv_tier=tier) as program:
+    kv_dtype = kind.kept("float32", "int8")[-1]
+    with kind.program(kv_dtype=kv_dtype, kv_tier=tier) as program:
         digest = program.cache_digest
         assert program.rows("a", 0, 3) is None
         compute(program, chunk("a", PROMPT[:3], rows=0))
@@ -372,7 +393,7 @@ def rows_are_taken_by_a_program_like_the_one_that_gave_them(kind: Kind) -> None:
         expected = compute(program, chunk("a", PROMPT[3:], 3))
         program.swap_out("a")
         assert program.rows("a", 0, 3) is None
-    with kind.program(kv_dtype="int8") as program:
+    with kind.program(kv_dtype=kv_dtype) as program:
         assert program.cache_digest == digest
         program.put_rows("b", 0, kept)
         assert compute(program, chunk("b", PROMPT[3:], 3)).tobytes() == expected.tobytes()
@@ -383,6 +404,11 @@ def layers_that_come_from_disk_change_no_bit(kind: Kind) -> None:
     for form in (FLOATS, weight_format(SPEC, "int2")):
         with kind.program(form=form) as program:
             assert program.weight_bytes > 0
+            if WEIGHTS_ON_DISK in kind.lacks:
+                program.stream(0)
+                with pytest.raises(RequestError, match="computes only from"):
+                    program.stream(1)
+                continue
             answers = []
             for counts in ((0, 0, 0, 0), (0, 3, 1, 2)):
                 found = []
@@ -415,6 +441,8 @@ def a_request_longer_than_memory_is_computed_alone(kind: Kind) -> None:
 def what_codes_lack_goes_with_its_request(kind: Kind) -> None:
     """To a tier and back, into another slot, beside others; and a slot begins without any."""
     limits, tier = replace(LIMITS, cached_tokens=40), MemoryKVTier(1 << 22)
+    if not kind.kept("int4"):
+        return
     with kind.program(limits=limits, kv_dtype="int4", kv_tier=tier) as program:
 
         def prompt(name: str) -> None:
@@ -440,7 +468,7 @@ def what_codes_lack_goes_with_its_request(kind: Kind) -> None:
 
 
 def calibration_leaves_nothing_behind(kind: Kind) -> None:
-    for kv_dtype in ("int8", "int4"):
+    for kv_dtype in kind.kept("int8", "int4"):
         limits = replace(LIMITS, requests=1)
         with kind.program(limits=limits, kv_dtype=kv_dtype) as program:
             expected = compute(program, chunk("a", PROMPT))

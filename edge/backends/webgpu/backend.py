@@ -22,7 +22,7 @@ from edge.backends.webgpu.kv_cache import check_kv_dtype
 from edge.backends.webgpu.program import WebGpuProgram
 from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
-from edge.models.spec import WEIGHTS_ON_DISK, ModelSpec
+from edge.models.spec import ROUNDED_KV, WEIGHTS_ON_DISK, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
@@ -37,7 +37,7 @@ class WebGpuBackend:
     """The adapter that WebGPU chooses."""
 
     name = "webgpu"
-    lacks = frozenset((WEIGHTS_ON_DISK,))
+    lacks = frozenset((WEIGHTS_ON_DISK, ROUNDED_KV))
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads

@@ -16,7 +16,7 @@ from edge.concurrency.blocking import run_blocking
 from edge.errors import EdgeError, NetworkError
 from edge.host.cache_paths import cache_root
 from edge.partition import ClusterSpec, Estimate, Move, UnderWay
-from edge.planning.able_peers import able_peers
+from edge.planning.able_peers import able_peers, needs_of
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.proposal import Proposal
 from edge.planning.proving import wrong_peers
@@ -162,7 +162,9 @@ class Joining:
         async with self._reloading.opened() as checkpoint:
             weight_format = self._reloading.options.weight_format(checkpoint)
             wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
-            peers, others = able_peers(peers, checkpoint.spec, wrong)
+            peers, others = able_peers(
+                peers, needs_of(checkpoint.spec, self._reloading.options.kv_dtype), wrong
+            )
             for sentence in others:
                 _log.info("%s", sentence)
             if {id for id, _epoch in new}.isdisjoint(each.id for each in peers):

@@ -61,7 +61,7 @@ def test_needs_are_known(family: str) -> None:
     ],
 )
 def test_gpus_are_left_out_where_they_lack_kernels(family: str, lacking: str) -> None:
-    able, sentences = able_peers([GPU, CPU], spec_of(family))
+    able, sentences = able_peers([GPU, CPU], spec_of(family).needs)
     if not lacking:
         assert (able, sentences) == ([GPU, CPU], [])
         return
@@ -79,7 +79,7 @@ def test_gpus_compute_small_gemma4() -> None:
     values["layer_types"] = ["sliding_attention", "full_attention"] * 2
     spec = read_family(values, source="here")[1]
     assert {"inputs of each layer by token", "keys of another layer"} <= set(spec.needs)
-    assert able_peers([GPU, CPU], spec) == ([GPU, CPU], [])
+    assert able_peers([GPU, CPU], spec.needs) == ([GPU, CPU], [])
 
 
 def spec_without_kernels() -> ModelSpec:
@@ -88,7 +88,7 @@ def spec_without_kernels() -> ModelSpec:
 
 
 def test_gpus_are_left_out_of_gemma4_with_experts() -> None:
-    able, (sentence,) = able_peers([GPU, CPU], spec_without_kernels())
+    able, (sentence,) = able_peers([GPU, CPU], spec_without_kernels().needs)
     assert able == [CPU]
     assert "experts with norms of their own" in sentence
 
@@ -96,11 +96,11 @@ def test_gpus_are_left_out_of_gemma4_with_experts() -> None:
 def test_where_nobody_is_able_or_a_plan_by_hand_names_one_that_is_not() -> None:
     spec = spec_without_kernels()
     with pytest.raises(RequestError, match="no peer can compute this model: gpu is not used"):
-        some_able_peers([GPU], spec, "auto")
-    assert some_able_peers([GPU, CPU], spec, "auto")[0] == [CPU]
+        some_able_peers([GPU], spec.needs, "auto")
+    assert some_able_peers([GPU, CPU], spec.needs, "auto")[0] == [CPU]
     plan = make_plan(spec, "solo", model="m", devices=["gpu"])
     with pytest.raises(RequestError, match=r"by hand gives layers to gpu: its .*; start .* ort"):
-        some_able_peers([GPU, CPU], spec, plan)
+        some_able_peers([GPU, CPU], spec.needs, plan)
     plan = make_plan(spec, "solo", model="m", devices=["cpu"])
-    assert some_able_peers([GPU, CPU], spec, plan)[0] == [CPU]
-    assert some_able_peers([], spec, plan) == ([], [])
+    assert some_able_peers([GPU, CPU], spec.needs, plan)[0] == [CPU]
+    assert some_able_peers([], spec.needs, plan) == ([], [])
