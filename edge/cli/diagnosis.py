@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from edge.errors import EdgeError, ProtocolError
 from edge.host.free_memory import format_size
+from edge.host.gpu_adapters import GpuAdapter, NoAdapter
 from edge.host.interfaces import Interface
 from edge.protocol.measurements import LinkTimes
 from edge.protocol.peer_info import PeerInfo
@@ -51,6 +52,8 @@ _SLOW_WIFI_BITS_PER_S = 100e6
 _LONG_LATENCY_S = 3e-3
 """Most latency of a wired link; two to three switches take less than a tenth of it."""
 
+_ADAPTER = "graphics adapter"
+
 _ADDRESS = re.compile(
     r"\[?(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]*(?::[0-9a-fA-F]*){2,7})\]?(:\d+)?"
 )
@@ -76,6 +79,14 @@ class DeviceFacts:
     free_memory_bytes: int
     machine_free_bytes: int
     """Free memory of the machine, regardless of the control group's limit."""
+    adapters: tuple[GpuAdapter, ...]
+    """Graphics adapters, software ones too."""
+    no_adapter: NoAdapter | None
+    """Why there is none but software ones; None: there is one."""
+    num_cuda_devices: int
+    has_triton: bool
+    """Whether the packages of the back end triton are installed."""
+    has_webgpu: bool
     cache_folder: str
     cache_failure: str | None
     """Why the folder is not writable; None: it is."""
@@ -111,6 +122,7 @@ def device_findings(facts: DeviceFacts, *, finds_peers: bool) -> Iterator[Findin
     yield _instructions(facts)
     yield _cores(facts)
     yield _memory(facts)
+    yield from _adapters(facts)
     yield _cache(facts)
     yield Finding(
         subject="listening",
@@ -185,6 +197,46 @@ def _memory(facts: DeviceFacts) -> Finding:
         if is_limited:
             remedy = "Raise the limit of the container (--memory) or of the unit (MemoryMax=)."
     return Finding(subject="memory", found=found, remedy=remedy)
+
+
+def _adapters(facts: DeviceFacts) -> Iterator[Finding]:
+    """Each graphics adapter, and why there is none. A device without one is sound."""
+    for each in facts.adapters:
+        words = [each.kind, each.driver, each.api, format_size(each.memory_bytes)]
+        if each.free_bytes is not None:
+            words[-1] += f" ({format_size(each.free_bytes)} free)"
+        words += ["float16"] * each.has_float16
+        found = f"{', '.join(words)}; {_use(each, facts)}"
+        yield Finding(subject=f"{_ADAPTER} {each.name}", found=found)
+    has_others = facts.num_cuda_devices and not any(map(_is_nvidia, facts.adapters))
+    if has_others:
+        use = _use_by_cuda(facts)
+        yield Finding(subject="GPUs", found=f"{facts.num_cuda_devices} of NVIDIA by CUDA; {use}")
+    if facts.no_adapter is not None and (facts.no_adapter.is_fault or not has_others):
+        why = facts.no_adapter
+        yield Finding(
+            subject=f"{_ADAPTER}s",
+            found=why.cause if why.is_fault else f"{why.cause}: {why.remedy}",
+            remedy=f"{why.remedy[0].upper()}{why.remedy[1:]}." if why.is_fault else None,
+        )
+
+
+def _use(adapter: GpuAdapter, facts: DeviceFacts) -> str:
+    if adapter.kind == "software":
+        return "not used unless --allow-software-adapter"
+    if _is_nvidia(adapter) and facts.num_cuda_devices:
+        return _use_by_cuda(facts)
+    if facts.has_webgpu:
+        return "back end webgpu"
+    return 'not used: pip install "edge-inference[webgpu]"'
+
+
+def _use_by_cuda(facts: DeviceFacts) -> str:
+    return "back end triton" if facts.has_triton else 'not used: pip install "edge-inference[gpu]"'
+
+
+def _is_nvidia(adapter: GpuAdapter) -> bool:
+    return adapter.vendor == "NVIDIA"
 
 
 def _cache(facts: DeviceFacts) -> Finding:
@@ -406,6 +458,8 @@ def peer_findings(
 
 def fit_for_strangers(finding: Finding, addresses: Sequence[str], home: str) -> Finding:
     """The finding without network addresses (given ones included) and without the home folder."""
+    if finding.subject.startswith(_ADAPTER):
+        return finding  # versions of drivers look like addresses
     found = finding.found
     for address in addresses:
         found = found.replace(address, "ADDRESS").replace(address.rpartition(":")[0], "ADDRESS")

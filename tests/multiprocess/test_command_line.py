@@ -30,6 +30,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import PATIENCE_S, Daemon, edge_process
 from tests.support.processes import edge as run_edge
 from tests.support.slow_cases import shown_in_parts
+from tests.support.swiftshader import needs_swiftshader, swiftshader_environment
 
 of_another_shell = shown_in_parts("multiprocess/test_command_line.py")
 """What is completed is shown with bash."""
@@ -144,6 +145,21 @@ def test_the_doctor_finds_a_peer_and_a_missing_one(daemon: Daemon) -> None:
     assert missing.code == 1
     assert report["peers"]["remedy"] is not None
     assert "127.0.0.1" not in missing.out
+
+
+@needs_swiftshader
+def test_the_doctor_finds_graphics_adapters(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (swiftshader_environment() or {}).items():
+        monkeypatch.setenv(name, value)
+    with edge_process("doctor", "--json", "--peer", daemon.address) as process:
+        report, _ = process.communicate(timeout=PATIENCE_S)
+    (adapter,) = [each for each in json.loads(report) if "SwiftShader" in each["subject"]]
+    assert adapter["subject"].startswith("graphics adapter SwiftShader Device")
+    assert adapter["found"].startswith("software, SwiftShader driver")
+    assert adapter["found"].endswith("not used unless --allow-software-adapter")
+    assert adapter["remedy"] is None
 
 
 def test_a_peer_tells_its_clock(daemon: Daemon) -> None:

@@ -25,7 +25,7 @@ Shards of a stage in this process, or as a script in one of its own
     `many_places`, `shards`, `streamed_extents`, `moved_caches`
 GPU kernels without a GPU; import these first
     `triton_face`, `triton_kv`, `triton_shards`, `triton_compiler`, `gpu_weights`,
-    `device_groups`, `quick_interpreter`
+    `device_groups`, `quick_interpreter`; a graphics adapter in software: `swiftshader`
 Connections, disks, terminals
     `transport_pairs`, `answering`, `small_disk`, `terminal`
 Hostile input, which `scripts/fuzz-*` tries for longer

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import combinations
 
 import click
@@ -31,7 +32,9 @@ from edge.errors import EdgeError, RequestError
 from edge.host.addresses import interface_addresses
 from edge.host.cache_paths import cache_root
 from edge.host.cgroup import processors
+from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import free_memory_bytes
+from edge.host.gpu_adapters import gpu_adapters, no_adapter
 from edge.host.home import home_or_none
 from edge.host.identity import host_id
 from edge.host.interfaces import interface_to, interfaces_beside
@@ -132,6 +135,11 @@ def _device_facts(listen: str) -> DeviceFacts:
         quota_cores=processors(),
         free_memory_bytes=free_memory_bytes(),
         machine_free_bytes=int(psutil.virtual_memory().available),
+        adapters=gpu_adapters(allow_software=True),
+        no_adapter=None if gpu_adapters() else no_adapter(),
+        num_cuda_devices=num_cuda_devices(),
+        has_triton=all(map(find_spec, ("torch", "triton"))),
+        has_webgpu=find_spec("onnxruntime_ep_webgpu") is not None,
         cache_folder=str(folder).replace(str(home_or_none() or "~"), "~", 1),
         cache_failure=write_failure(folder),
         free_disk_bytes=psutil.disk_usage(str(existing(folder))).free,

@@ -21,11 +21,26 @@ from edge.cli.diagnosis import (
 )
 from edge.errors import NetworkError, ProtocolError
 from edge.host.cache_paths import CACHE_VARIABLE
+from edge.host.gpu_adapters import GpuAdapter, NoAdapter
 from edge.host.interfaces import Interface
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.measurements import LinkGlance, LinkTimes, Span
 from edge.protocol.peer_info import PeerInfo
 from tests.support.peer_infos import hosted_model, peer_info
+
+CARD = GpuAdapter(
+    name="AMD Radeon RX 7600 (RADV NAVI33)",
+    kind="discrete",
+    vendor="AMD",
+    driver="radv Mesa 25.0.7",
+    api="Vulkan",
+    memory_bytes=8 << 30,
+    free_bytes=7 << 30,
+    largest_buffer_bytes=(4 << 30) - 1,
+    has_float16=True,
+)
+
+NO_ADAPTER = NoAdapter(cause="no driver", remedy="install one", is_fault=False)
 
 SOUND = DeviceFacts(
     versions={"Edge": "1", "Python": "3.11"},
@@ -37,6 +52,11 @@ SOUND = DeviceFacts(
     quota_cores=None,
     free_memory_bytes=8 << 30,
     machine_free_bytes=8 << 30,
+    adapters=(CARD,),
+    no_adapter=None,
+    num_cuda_devices=0,
+    has_triton=True,
+    has_webgpu=True,
     cache_folder="~/.cache/edge",
     cache_failure=None,
     free_disk_bytes=50 << 30,
@@ -68,6 +88,11 @@ def test_nothing_is_wrong_with_a_sound_device() -> None:
             "End programs",
         ),
         ({"free_memory_bytes": 1 << 20}, "memory", "Raise the limit of the container"),
+        (
+            {"adapters": (), "no_adapter": replace(NO_ADAPTER, is_fault=True)},
+            "graphics adapters",
+            "Install one.",
+        ),
         ({"free_disk_bytes": 1 << 20}, "cache", "Free some"),
         ({"cache_failure": "Read-only file system"}, "cache", "EDGE_CACHE"),
         ({"listen_failure": "Address already in use"}, "listening", "another port"),
@@ -132,6 +157,38 @@ def test_the_control_group_is_named_where_it_limits() -> None:
     assert told == "4.0 GiB free; the control group leaves no more of the machine's 8.0 GiB"
     assert found_in(quota_cores=8.0)["cores"] == "8"
     assert "leaves the time of 2.5 (" in found_in(quota_cores=2.5)["cores"]
+
+
+def test_each_graphics_adapter_is_named_with_what_uses_it() -> None:
+    subject = f"graphics adapter {CARD.name}"
+    card = "discrete, radv Mesa 25.0.7, Vulkan, 8.0 GiB (7.0 GiB free), float16"
+    assert found_in()[subject] == f"{card}; back end webgpu"
+    told = found_in(has_webgpu=False)[subject]
+    assert told == f'{card}; not used: pip install "edge-inference[webgpu]"'
+    bare = replace(CARD, free_bytes=None, has_float16=False)
+    assert "Vulkan, 8.0 GiB; back" in found_in(adapters=(bare,))[subject]
+    assert "graphics adapters" not in found_in()
+
+
+def test_an_adapter_of_nvidia_is_used_by_cuda_where_its_driver_is() -> None:
+    nvidia = {"adapters": (replace(CARD, name="RTX", vendor="NVIDIA"),)}
+    assert found_in(**nvidia)["graphics adapter RTX"].endswith("; back end webgpu")
+    cuda = {"num_cuda_devices": 2}
+    assert found_in(**nvidia, **cuda)["graphics adapter RTX"].endswith("; back end triton")
+    told = found_in(**nvidia, **cuda, has_triton=False)["graphics adapter RTX"]
+    assert told.endswith('; not used: pip install "edge-inference[gpu]"')
+    none = {"adapters": (), "no_adapter": NO_ADAPTER}
+    without_vulkan = found_in(**none, **cuda)
+    assert without_vulkan["GPUs"] == "2 of NVIDIA by CUDA; back end triton"
+    assert "graphics adapters" not in without_vulkan
+
+
+def test_adapters_in_software_are_not_used() -> None:
+    software = replace(CARD, name="SwiftShader", kind="software")
+    told = found_in(adapters=(software,), no_adapter=NO_ADAPTER)
+    adapter = told["graphics adapter SwiftShader"]
+    assert adapter.endswith("; not used unless --allow-software-adapter")
+    assert told["graphics adapters"] == "no driver: install one"
 
 
 WIRED = Interface(name="eth0", kind="Ethernet", bits_per_s=10**9)
@@ -306,3 +363,5 @@ def test_a_report_has_no_addresses_and_no_home() -> None:
     finding = Finding(subject="peers", found=found)
     shown = fit_for_strangers(finding, ["attic.lan:50"], "/home/me").found
     assert shown == "ADDRESS and ADDRESS, ADDRESS, ADDRESS; ~/x; Edge 0.1.0, 3.11.7"
+    driver = Finding(subject="graphics adapter Arc", found="Intel 32.0.101.595")
+    assert fit_for_strangers(driver, [], "/home/me") == driver, "a version is no address"

@@ -1,0 +1,36 @@
+"""SwiftShader, the Vulkan device in software that Chromium brings: a graphics adapter for tests."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import pytest
+
+_FOLDERS = ("/usr/lib/chromium", "/usr/lib64/chromium-browser", "/opt/google/chrome")
+"""Of Debian's and Fedora's Chromium, and of Chrome."""
+
+
+@functools.cache
+def swiftshader_environment() -> dict[str, str] | None:
+    """Variables with which the Vulkan loader finds SwiftShader and no other driver.
+
+    None: there is no SwiftShader, or no Vulkan loader. Set them before a process loads Vulkan for
+    the first time.
+    """
+    drivers = (Path(folder, "vk_swiftshader_icd.json") for folder in _FOLDERS)
+    driver = next(filter(Path.is_file, drivers), None)
+    if driver is None:
+        return None
+    try:
+        ctypes.CDLL("libvulkan.so.1")
+    except OSError:
+        return None
+    return {"VK_DRIVER_FILES": str(driver), "VK_ICD_FILENAMES": str(driver)}  # new name, and old
+
+
+needs_swiftshader = pytest.mark.skipif(
+    swiftshader_environment() is None,
+    reason="there is no SwiftShader (of Chromium), or no Vulkan loader: not run",
+)
