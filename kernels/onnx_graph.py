@@ -165,6 +165,7 @@ class OnnxGraph:
         branch = OnnxGraph(name, self.provider)
         branch._prefix = f"{self._prefix}{len(self._nodes)}.{name}."
         branch._initializers = self._initializers
+        branch._inputs, branch._input_names = self._inputs, self._input_names
         return branch
 
     def body(self, *values: str) -> onnx.GraphProto:
