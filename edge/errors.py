@@ -5,6 +5,7 @@ EdgeError                  edge_error
 │   └── PromptLengthError  prompt_too_long    a prompt does not fit the context
 ├── CheckpointError        bad_checkpoint     files of a checkpoint are missing, damaged or unknown
 ├── CapacityError          out_of_capacity    the model does not fit on the devices
+├── DeviceLostError        device_lost        a peer's own: its adapter failed; others get peer_lost
 ├── PlanError              plan_cannot_run    a plan cannot run as written
 ├── PeerError              peer_failed        a peer refused or failed; names the peer
 │   └── PeerLostError      peer_lost          a peer went away
@@ -134,6 +135,12 @@ class CapacityError(EdgeError):
     """The model does not fit; the message names the device and the bytes that are missing."""
 
     code = "out_of_capacity"
+
+
+class DeviceLostError(EdgeError):
+    """The adapter with which a peer computes failed. To its coordinator the peer is lost."""
+
+    code = "device_lost"
 
 
 class PlanError(EdgeError):

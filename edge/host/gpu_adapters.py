@@ -9,6 +9,7 @@ drivers of Vulkan describe the same adapters.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import subprocess
 import threading
@@ -28,6 +29,10 @@ from edge.system.graphics import (
 
 _MOST_S = 20.0
 """Longest time of a search. Loading a driver for the first time after a start takes seconds."""
+
+WEBGPU_PACKAGE = "onnxruntime_ep_webgpu"
+
+_ALLOW_SOFTWARE = "EDGE_ALLOW_SOFTWARE_ADAPTER"
 
 _MOST_ANSWER_BYTES = 1 << 20
 
@@ -82,6 +87,21 @@ class NoAdapter:
     remedy: str
     is_fault: bool
     """False: this machine may simply have none."""
+
+
+def has_webgpu_package() -> bool:
+    """Whether ONNX Runtime's provider for graphics adapters is installed."""
+    return importlib.util.find_spec(WEBGPU_PACKAGE) is not None
+
+
+def allows_software() -> bool:
+    """Whether an adapter in software may compute in this process."""
+    return os.environ.get(_ALLOW_SOFTWARE) == "1"
+
+
+def allow_software_adapters() -> None:
+    """Let adapters in software compute in this process and those that it starts."""
+    os.environ[_ALLOW_SOFTWARE] = "1"
 
 
 def gpu_adapters(*, allow_software: bool = False) -> tuple[GpuAdapter, ...]:

@@ -20,7 +20,11 @@ from edge.system.processor import processor_kinds, processor_names
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-_COMPUTING = {"ort": ("onnxruntime",), "triton": ("torch", "triton")}
+_COMPUTING = {
+    "ort": ("onnxruntime",),
+    "triton": ("torch", "triton"),
+    "webgpu": ("onnxruntime", "onnxruntime-ep-webgpu"),
+}
 """The packages of each back end that affect its speed."""
 
 

@@ -61,8 +61,13 @@ class PeerSettings:
     backend: str = option(
         "auto",
         choices=BACKEND_CHOICES,
-        help="Back end: ort for the CPU, triton for a GPU; auto takes the GPU if it can. null "
-        "computes nothing and makes up tokens, for plans and tests.",
+        help="Back end: ort for the CPU, triton for an NVIDIA GPU, webgpu for a GPU of any vendor; "
+        "auto takes a GPU if it can and it is faster. null computes nothing and makes up tokens, "
+        "for plans and tests.",
+    )
+    allow_software_adapter: bool = option(
+        False,
+        help="Let webgpu use a graphics adapter in software, which is slow: for tests.",
     )
     kv_memory_bytes: int | None = option(
         None,

@@ -9,6 +9,7 @@ from edge import offload
 from edge.errors import (
     CapacityError,
     CheckpointError,
+    DeviceLostError,
     EdgeError,
     PeerError,
     PeerLostError,
@@ -45,7 +46,7 @@ class Failed(Event):
     remedy: _Remedy | None = None
     """What to do about it; the message may already say so."""
     peer: Printable | None = None
-    """The lost device."""
+    """The lost device; None: the sender's own."""
 
     @classmethod
     def of(cls, error: BaseException) -> Failed:
@@ -57,6 +58,8 @@ class Failed(Event):
         remedy = error.remedy[:_LONGEST_REMEDY] or None
         if isinstance(error, PeerLostError):
             return cls(error="lost", message=message, remedy=remedy, peer=error.peer)
+        if isinstance(error, DeviceLostError):
+            return cls(error="lost", message=message, remedy=remedy)
         for kind, known in _KINDS.items():
             if isinstance(error, known):
                 return cls(error=kind, message=message, remedy=remedy)
@@ -67,7 +70,7 @@ class Failed(Event):
     def as_error(self, peer: str) -> EdgeError:
         """The error that `peer` reported, with the peer's name."""
         if self.error == "lost":
-            lost = self.peer or "?"
+            lost = self.peer or peer
             message = self.message.removeprefix(f"peer {lost}: ")
             return PeerLostError(lost, message, remedy=self.remedy)
         known = _KINDS.get(self.error)

@@ -148,7 +148,7 @@ def attention(
     )  # fmt: skip
     if is_capped_apart:
         output = _capped(
-            graph, query, present_keys, present_values, names.positions, form, padded, factor
+            graph, query, present_keys, present_values, names.positions, sinks, form, padded, factor
         )
     if exact is not None:
         output = corrected(graph, output, weights[0], exact)
@@ -167,6 +167,7 @@ def _capped(
     keys: str,
     values: str,
     positions: str,
+    sinks: str | None,
     form: PackedAttention,
     size: int,
     factor: float,
@@ -192,9 +193,9 @@ def _capped(
     scores = graph.node("MatMul", query, graph.node("Transpose", keys, perm=[0, 1, 3, 2]))
     scores = graph.node("Mul", scores, number(factor / form.soft_cap))
     scores = graph.node("Mul", graph.node("Tanh", scores), number(form.soft_cap))
-    at = graph.node("Cast", positions, to=_FLOAT)
-    at = graph.node("Concat", *[at] * (heads // kv_heads), axis=1)
-    at = graph.node("Unsqueeze", at, shape(1, 3))
+    group = heads // kv_heads
+    at_token = graph.node("Unsqueeze", graph.node("Cast", positions, to=_FLOAT), shape(1, 3))
+    at = graph.node("Concat", *[at_token] * group, axis=2)
     length = graph.node("Gather", graph.node("Shape", keys), graph.constant("capped.2", _AXIS))
     length = graph.node("Cast", length, to=_FLOAT)
     places = graph.node("Range", number(0.0), length, number(1.0))
@@ -203,7 +204,16 @@ def _capped(
         first = graph.node("Sub", at, number(float(form.window)))
         is_seen = graph.node("And", is_seen, graph.node("Greater", places, first))
     scores = graph.node("Where", is_seen, scores, number(-np.inf))
-    output = graph.node("MatMul", graph.node("Softmax", scores, axis=-1), values)
+    if sinks is not None:
+        nothing = graph.node("Sub", at_token, at_token)
+        of_heads = graph.node("Reshape", sinks, shape(1, kv_heads, group, 1))
+        each = graph.nodes("Split", of_heads, outputs=group, axis=2) if group > 1 else (of_heads,)
+        column = graph.node("Concat", *(graph.node("Add", nothing, sink) for sink in each), axis=2)
+        scores = graph.node("Concat", scores, column, axis=-1)
+    weights = graph.node("Softmax", scores, axis=-1)
+    if sinks is not None:
+        weights = graph.node("Slice", weights, shape(0), shape(-1), shape(3))
+    output = graph.node("MatMul", weights, values)
     output = graph.node("Reshape", output, shape(0, heads, -1, size))
     output = graph.node("Transpose", output, perm=[0, 2, 1, 3])
     return graph.node("Reshape", output, shape(0, 0, heads * size))

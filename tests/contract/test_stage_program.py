@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,31 +11,34 @@ import pytest
 
 from edge.protocol.peer_info import BACKENDS
 from tests.support.program_contract import CHECKS, Kind
+from tests.support.swiftshader import needs_swiftshader, webgpu_environment
 from tests.support.triton_face import device
 
 ROOT = Path(__file__).parents[2]
-OF_ITS_OWN_PROCESS = "ort"
+OF_THEIR_OWN_PROCESS = ("ort", "webgpu")
 
 
 @pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != OF_ITS_OWN_PROCESS])
+@pytest.mark.parametrize("backend", [name for name in BACKENDS if name not in OF_THEIR_OWN_PROCESS])
 def test_back_end(backend: str, check: str, tmp_path: Path) -> None:
     assert device(), "kernels are interpreted where there is no GPU"
     CHECKS[check](Kind(backend, tmp_path))
 
 
 @pytest.mark.linux_ways
-def test_back_end_in_a_process_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["ort", pytest.param("webgpu", marks=needs_swiftshader)])
+def test_back_end_in_a_process_of_its_own(backend: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-W", "error", "-m", "tests.support.program_contract"),
-            *(OF_ITS_OWN_PROCESS, tmp_path),
+            *(backend, tmp_path),
         ],
         cwd=ROOT,
+        env={**os.environ, **(webgpu_environment() if backend == "webgpu" else {})},
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == list(CHECKS)

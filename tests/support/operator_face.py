@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from hypothesis import settings
 from numpy.typing import NDArray
 
 from edge.kernels.cases import Case
 from edge.kernels.onnx_cases import CaseGraph
-from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import OnnxGraph, Provider
 
 Array = NDArray[Any]
 
+PROVIDER: Provider = "webgpu" if os.environ.get("EDGE_TESTED_PROVIDER") == "webgpu" else "cpu"
+"""The provider whose faces this process tests."""
+
+FEW = settings(max_examples=50 if PROVIDER == "cpu" else 3, deadline=None)
+
 
 def open_session(graph: OnnxGraph, *, threads: int = 1) -> ort.InferenceSession:
+    if PROVIDER == "webgpu":
+        from edge.backends.webgpu.device import Device
+
+        return Device(threads).session(graph.build())
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
@@ -25,7 +36,7 @@ def open_session(graph: OnnxGraph, *, threads: int = 1) -> ort.InferenceSession:
 
 def computed(face: Callable[..., Any], case: Case, *, threads: int = 1) -> list[Array]:
     """What a face makes of a case."""
-    graph = CaseGraph()
+    graph = CaseGraph(provider=PROVIDER)
     graph.add("", face, case)
     return run_cases(graph, threads=threads)
 

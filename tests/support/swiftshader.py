@@ -30,6 +30,13 @@ def swiftshader_environment() -> dict[str, str] | None:
     return {"VK_DRIVER_FILES": str(driver), "VK_ICD_FILENAMES": str(driver)}  # new name, and old
 
 
+def webgpu_environment() -> dict[str, str]:
+    """Variables with which a process computes on SwiftShader by WebGPU; only where it is there."""
+    found = swiftshader_environment()
+    assert found is not None
+    return {**found, "EDGE_ALLOW_SOFTWARE_ADAPTER": "1"}
+
+
 needs_swiftshader = pytest.mark.skipif(
     swiftshader_environment() is None,
     reason="there is no SwiftShader (of Chromium), or no Vulkan loader: not run",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +54,13 @@ class Graphs(Protocol):
         ...
 
 
-class GraphSteps(ABC):
+_G = TypeVar("_G", bound=Graphs)
+
+
+class GraphSteps(ABC, Generic[_G]):
     """Computes steps by a shard's graphs, with sums over shards between them."""
 
-    _graphs: Graphs
+    _graphs: _G
     _moves: CacheMoves
     device_sums = None
 

@@ -18,6 +18,7 @@ from edge.backends.onnx.proof import proof
 from edge.backends.onnx.runtime import ort
 from edge.backends.onnx.segments import GraphSegment
 from edge.backends.onnx.self_check import run_self_check
+from edge.backends.onnx.speed import decode_seconds
 from edge.backends.ort.arena import Arena, make_arena
 from edge.backends.ort.expert_stacks import Stacks, stacked_kinds, written_stacks
 from edge.backends.ort.open_graphs import OpenGraphs
@@ -77,6 +78,11 @@ class OrtBackend:
 
     def copy_bytes_per_s(self) -> float | None:
         return None
+
+    def decode_seconds(self) -> float:
+        """Seconds of a token's products, see `edge.backends.onnx.speed`."""
+        _prepare_process(self._threads)
+        return decode_seconds(_cpu_session, provider="cpu")
 
     def prove(self, weight_format: WeightFormat, seed: int) -> list[NDArray[np.float32]]:
         _prepare_process(self._threads)

@@ -34,7 +34,7 @@ from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
 
 
-class OrtProgram(GraphSteps, HostKvStorage):
+class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
     """One shard's sessions, their buffers, and the KV caches of its requests. See StageProgram."""
 
     def __init__(

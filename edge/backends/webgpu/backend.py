@@ -6,8 +6,6 @@ the adapter.
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,18 +13,29 @@ from edge.backends.embedding_rows import EmbeddingRows
 from edge.backends.interface import ShardWeights
 from edge.backends.onnx.proof import proof
 from edge.backends.onnx.self_check import run_self_check
+from edge.backends.onnx.speed import decode_seconds
 from edge.backends.shard_arrays import ShardArrays
-from edge.backends.webgpu.device import ALLOW_SOFTWARE, Device, why_no_package
+from edge.backends.webgpu.device import Device
 from edge.backends.webgpu.graphs import DeviceGraphs
 from edge.backends.webgpu.kv_cache import check_kv_dtype
 from edge.backends.webgpu.program import WebGpuProgram
 from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
+from edge.host.gpu_adapters import (
+    WEBGPU_PACKAGE,
+    allows_software,
+    gpu_adapters,
+    has_webgpu_package,
+    why_no_adapter,
+)
 from edge.models.spec import ROUNDED_KV, WEIGHTS_ON_DISK, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
+
+KEPT_FREE_BYTES = 1 << 30
+"""Memory of an adapter that is left for its driver and for a desktop."""
 
 
 def open_backend(*, threads: int) -> WebGpuBackend:
@@ -45,7 +54,8 @@ class WebGpuBackend:
 
     @property
     def is_stand_in(self) -> bool:
-        return os.environ.get(ALLOW_SOFTWARE) == "1"
+        adapter = self._opened().adapter
+        return adapter is not None and adapter.kind == "software"
 
     @property
     def device_name(self) -> str:
@@ -53,21 +63,34 @@ class WebGpuBackend:
 
     @property
     def has_own_memory(self) -> bool:
-        return False
+        adapter = self._opened().adapter
+        return adapter is not None and adapter.kind == "discrete"
 
     def usable_memory_bytes(self) -> int:
-        return usable_memory_bytes()
+        adapter = self._opened().adapter
+        if adapter is None or not self.has_own_memory:
+            return usable_memory_bytes()
+        free_bytes = adapter.memory_bytes if adapter.free_bytes is None else adapter.free_bytes
+        return max(free_bytes - KEPT_FREE_BYTES, free_bytes // 2)
 
     def copy_bytes_per_s(self) -> float | None:
-        return None
+        return self._opened().copy_bytes_per_s() if self.has_own_memory else None
+
+    def decode_seconds(self) -> float:
+        """Seconds of a token's products, see `edge.backends.onnx.speed`."""
+        return decode_seconds(self._opened().session, provider="webgpu")
 
     def prove(self, weight_format: WeightFormat, seed: int) -> list[NDArray[np.float32]]:
         return proof(weight_format, seed, self._opened().session, provider="webgpu")
 
     def why_not(self) -> str | None:
-        missing = why_no_package()
-        if missing is not None:
-            return missing
+        if not has_webgpu_package():
+            return (
+                f"{WEBGPU_PACKAGE} cannot be imported; pip install edge-inference[webgpu] on this "
+                "device"
+            )
+        if not gpu_adapters(allow_software=allows_software()):
+            return why_no_adapter()
         try:
             self._opened()
         except RequestError as error:
@@ -128,6 +151,6 @@ class WebGpuBackend:
         )
 
     def _opened(self) -> Device:
-        if self._device is None:
+        if self._device is None or self._device.is_lost:
             self._device = Device(self._threads)
         return self._device

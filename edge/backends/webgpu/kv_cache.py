@@ -337,7 +337,7 @@ class _Moves:
 
     def part(self, array: ort.OrtValue, first: int, last: int) -> Rows:
         """Tokens [first, last) of an array, on the host [heads, tokens, elements]."""
-        with self._device.lock:
+        with self._device.used():
             if self._part is None:
                 self._part = self._device.session(_part_model())
             binding = self._part.io_binding()
@@ -349,13 +349,14 @@ class _Moves:
             binding.bind_output("part", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
             if rows.size:
                 self._part.run_with_iobinding(binding)
-            return rows[0]
+            part: Rows = rows[0]
+            return part
 
     def resized(self, old: ort.OrtValue | None, new: ort.OrtValue, tokens: int) -> ort.OrtValue:
         """`new` with the first `tokens` tokens of `old`."""
         if old is None or not tokens:
             return new
-        with self._device.lock:
+        with self._device.used():
             if self._joined is None:
                 self._joined = self._device.session(_joined_model())
             room, kept = int(new.shape()[2]), min(tokens, int(new.shape()[2]))

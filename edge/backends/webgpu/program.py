@@ -19,14 +19,14 @@ from edge.backends.webgpu.bindings import Bindings
 from edge.backends.webgpu.device import Device
 from edge.backends.webgpu.graphs import DeviceGraphs
 from edge.backends.webgpu.kv_cache import DeviceCache
-from edge.errors import RequestError
+from edge.errors import CapacityError, DeviceLostError, EdgeError, RequestError
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
 from edge.weights.layout import ShardLayout
 
 
-class WebGpuProgram(GraphSteps, SwappedKv):
+class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
     """See StageProgram. Between two graphs only what is summed over shards passes through the
     host."""
 
@@ -46,7 +46,7 @@ class WebGpuProgram(GraphSteps, SwappedKv):
         self.weight_bytes = weight_bytes
         self.rows_agree = self_check.of_chunks
         self.batches_agree = self_check.of_single
-        self._graphs: DeviceGraphs = graphs
+        self._graphs = graphs
         self._device = device
         self._kv_tier = kv_tier
         self._cache = DeviceCache(layout, limits, device)
@@ -125,8 +125,11 @@ class WebGpuProgram(GraphSteps, SwappedKv):
 
     def _place(self, step: Step) -> tuple[int, bool]:
         self._moves.arrive(step)
-        self._cache.arrive()
-        self._slots = self._cache.place(step)
+        try:
+            self._cache.arrive()
+            self._slots = self._cache.place(step)
+        except CapacityError as error:
+            raise DeviceLostError(str(error)) from error
         self._ends = [entry.end for entry in step.entries]
         return 0, False
 
@@ -144,8 +147,22 @@ class WebGpuProgram(GraphSteps, SwappedKv):
             self._cache.wrote(own, end)
 
     def _compute(self, index: int, shape: StepShape) -> None:
+        try:
+            self._compute_here(index, shape)
+        except EdgeError as error:  # of the adapter, or too little of its memory
+            self._device.is_lost = True
+            raise DeviceLostError(str(error)) from error
+        except Exception as error:  # onnxruntime raises plain exceptions
+            if self._run_options.terminate:
+                raise
+            self._device.is_lost = True
+            raise DeviceLostError(
+                f"the graphics adapter ({self._device.name}) failed: {error}"
+            ) from error
+
+    def _compute_here(self, index: int, shape: StepShape) -> None:
         layer = self._graphs.segments[index].cache_layer
-        with self._device.lock:
+        with self._device.used():
             if layer is not None and self._limits.exceeds_memory:
                 for slot, end in zip(self._slots, self._ends, strict=True):
                     self._cache.bring(slot, self._cache.numbers[layer], end)

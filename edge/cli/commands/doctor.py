@@ -34,7 +34,7 @@ from edge.host.cache_paths import cache_root
 from edge.host.cgroup import processors
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.free_memory import free_memory_bytes
-from edge.host.gpu_adapters import gpu_adapters, no_adapter
+from edge.host.gpu_adapters import gpu_adapters, has_webgpu_package, no_adapter
 from edge.host.home import home_or_none
 from edge.host.identity import host_id
 from edge.host.interfaces import interface_to, interfaces_beside
@@ -139,7 +139,7 @@ def _device_facts(listen: str) -> DeviceFacts:
         no_adapter=None if gpu_adapters() else no_adapter(),
         num_cuda_devices=num_cuda_devices(),
         has_triton=all(map(find_spec, ("torch", "triton"))),
-        has_webgpu=find_spec("onnxruntime_ep_webgpu") is not None,
+        has_webgpu=has_webgpu_package(),
         cache_folder=str(folder).replace(str(home_or_none() or "~"), "~", 1),
         cache_failure=write_failure(folder),
         free_disk_bytes=psutil.disk_usage(str(existing(folder))).free,

@@ -30,6 +30,7 @@ from edge.host.addresses import has_network
 from edge.host.blas_threads import limit_blas_threads
 from edge.host.cuda_driver import num_cuda_devices, use_only
 from edge.host.free_memory import format_size
+from edge.host.gpu_adapters import allow_software_adapters
 from edge.membership.identity import peer_id
 from edge.membership.roles import LEND
 from edge.membership.tls_credentials import TlsCredentials
@@ -123,6 +124,7 @@ def command(
       edge peer --name attic --threads 4 --memory 6GiB
       edge peer --listen 192.168.1.7:5000           a fixed address for networks without zeroconf
       edge peer --backend ort                       the CPU, also where there is a GPU
+      edge peer --backend webgpu                    a GPU of any vendor
       edge peer --gpu 1                             the second GPU; --gpu 0 in a daemon of its own
       edge peer --config edge.toml --log-file /var/log/edge/peer.log --log-level info
       edge peer install                             at each start of the machine
@@ -148,7 +150,13 @@ def command(
         for line in as_toml(context, {"name": settings.name, "threads": settings.threads}):
             click.echo(line)
         return
-    backend = usual_backend() if settings.backend == "auto" else settings.backend
+    if settings.allow_software_adapter:
+        allow_software_adapters()
+    backend = settings.backend
+    if backend == "auto":
+        backend, sentence = usual_backend(threads=settings.threads)
+        if sentence:
+            click.echo(f"edge: {sentence}", err=True)
     if settings.host_memory_bytes and backend != "triton":
         raise RequestError(
             f"back end {backend} uses the host's memory, which --memory limits",

@@ -24,14 +24,14 @@ FORMATS = [
 ]
 
 
-def options() -> ort.SessionOptions:
+def opened(model: bytes) -> ort.InferenceSession:
     chosen = ort.SessionOptions()
     chosen.intra_op_num_threads = 1
-    return chosen
+    return ort.InferenceSession(model, chosen, providers=["CPUExecutionProvider"])
 
 
 def proved(weight_format: WeightFormat) -> bytes:
-    return b"".join(each.tobytes() for each in ort_proof.proof(weight_format, 1, options))
+    return b"".join(each.tobytes() for each in ort_proof.proof(weight_format, 1, opened))
 
 
 @pytest.mark.parametrize("name", FORMATS, ids=lambda each: "-".join(map(str, each)))
@@ -39,7 +39,7 @@ def test_right_kernels_are_right_in_every_format(name: tuple[str, int, Any]) -> 
     weight_format = uniform_format(*name)
     assert fault_of(proved(weight_format), weight_format) is None
     cases = proof_cases(weight_format, 7)  # and for other inputs
-    found = iter(ort_proof.proof(weight_format, 7, options))
+    found = iter(ort_proof.proof(weight_format, 7, opened))
     for case in cases:
         for expected in case.expected():
             assert distance(next(found), expected) <= case.allowed / 2, case.operator

@@ -18,6 +18,7 @@ memory = "4GiB"
 model-memory = 1073741824
 host-memory = "1GiB"
 backend = "null"
+allow-software-adapter = false
 kv-memory = "100MiB"
 kv-disk = "/fast/kv:20GiB"
 cluster = "house"
