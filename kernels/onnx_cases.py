@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.cases import Array, Case
-from edge.kernels.onnx_graph import OnnxGraph, Provider
+from edge.kernels.onnx_graph import CPU, OnnxGraph, Provider
 
 _TOKENS = 1
 """The axis of tokens, where arrays have one."""
@@ -31,7 +31,7 @@ class CaseGraph:
     Runs differ in their numbers of tokens.
     """
 
-    def __init__(self, runs: int = 1, provider: Provider = "cpu") -> None:
+    def __init__(self, runs: int = 1, provider: Provider = CPU) -> None:
         self.graph = OnnxGraph("cases", provider)
         self.expected: list[dict[str, Expected]] = [{} for _ in range(runs)]
         """By output, for each run."""

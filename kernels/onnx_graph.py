@@ -18,8 +18,23 @@ from onnx import TensorProto, helper
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 
-Provider = Literal["cpu", "webgpu"]
-"""The execution provider that computes a graph. They lack different operators."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """The execution provider that computes a graph. They lack different operators."""
+
+    name: Literal["cpu", "webgpu"]
+    attends_by_nodes: bool = False
+    """Whether attention is computed by ordinary nodes, because its operator is wrong there."""
+
+    @property
+    def is_webgpu(self) -> bool:
+        return self.name == "webgpu"
+
+
+CPU = Provider(name="cpu")
+WEBGPU = Provider(name="webgpu")
+WEBGPU_BY_NODES = Provider(name="webgpu", attends_by_nodes=True)
 
 _OPSETS = {"": 17, CONTRIB: 1}
 _IR_VERSION = 9
@@ -63,7 +78,7 @@ Weight = ExternalTensor | FedTensor | NDArray[Any]
 class OnnxGraph:
     """Collects nodes in execution order and turns them into a model."""
 
-    def __init__(self, name: str, provider: Provider = "cpu") -> None:
+    def __init__(self, name: str, provider: Provider = CPU) -> None:
         self.name = name
         self.provider = provider
         self._prefix = ""

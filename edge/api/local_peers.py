@@ -33,7 +33,7 @@ class LocalSettings(TypedDict, total=False):
     it for weights and KV caches. kv_memory: the part for KV caches. kv_disk ("FOLDER:SIZE"): the
     place for KV caches beyond that, see `edge peer`; several peers with one folder have a folder
     each in it, with the whole size. threads: of each; default: the cores of this machine divided.
-    backend: "auto", "ort", "triton" or "null".
+    backend: "auto", "ort", "triton", "webgpu" or "null".
     """
 
     memory: Size | Sequence[Size] | None

@@ -20,7 +20,7 @@ _ROTARY_MULTIPLE = 16
 
 def _rotates_itself(form: PackedAttention, provider: Provider) -> bool:
     """GroupQueryAttention does; else rotation is a node of its own, which needs positions."""
-    if _is_capped_apart(form, provider):
+    if _is_by_nodes(form, provider):
         return False
     return not form.head_size % _ROTARY_MULTIPLE and not form.turned_elements % _ROTARY_MULTIPLE
 
@@ -28,12 +28,13 @@ def _rotates_itself(form: PackedAttention, provider: Provider) -> bool:
 def needs_positions(form: PackedAttention, provider: Provider) -> bool:
     """Whether nodes beside GroupQueryAttention need the tokens' positions."""
     turns_apart = bool(form.turned_elements) and not _rotates_itself(form, provider)
-    return turns_apart or _is_capped_apart(form, provider)
+    return turns_apart or _is_by_nodes(form, provider)
 
 
-def _is_capped_apart(form: PackedAttention, provider: Provider) -> bool:
-    """Whether scores are capped by ordinary nodes: WebGPU's GroupQueryAttention does not."""
-    return form.soft_cap is not None and provider == "webgpu"
+def _is_by_nodes(form: PackedAttention, provider: Provider) -> bool:
+    """Whether ordinary nodes attend: WebGPU's GroupQueryAttention, which then only appends to the
+    cache, leaves out the soft cap."""
+    return provider.attends_by_nodes or (form.soft_cap is not None and provider.is_webgpu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +91,13 @@ def attention(
     num_heads, num_kv_heads, head_size = form.num_heads, form.num_kv_heads, form.head_size
     turned_elements, epsilon = form.turned_elements, form.epsilon
     by_itself = turned_elements > 0 and _rotates_itself(form, graph.provider)
-    is_capped_apart = _is_capped_apart(form, graph.provider)
+    is_by_nodes = _is_by_nodes(form, graph.provider)
     by_itself &= not cache.remainders  # which are of rotated keys
     padded = cache_head_size(head_size, cache.bits)
     gate = ""
     factor = head_size**-0.5 if form.scale is None else form.scale
     is_packed = by_itself and query_norm is None and not form.gated and not form.value_norm
-    if is_packed and not is_capped_apart:
+    if is_packed and not is_by_nodes:
         query, key, value = qkv, "", ""  # packed: the operator takes it apart without a copy
     else:
         sizes = num_heads * head_size, num_kv_heads * head_size
@@ -143,13 +144,12 @@ def attention(
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
         rotary_interleaved=int(form.interleaved and by_itself),
         local_window_size=-1 if form.window is None else form.window,
-        scale=factor, softcap=0.0 if is_capped_apart else form.soft_cap or 0.0,
+        scale=factor, softcap=0.0 if is_by_nodes else form.soft_cap or 0.0,
         **_rounding(cache),
     )  # fmt: skip
-    if is_capped_apart:
-        output = _capped(
-            graph, query, present_keys, present_values, names.positions, sinks, form, padded, factor
-        )
+    if is_by_nodes:
+        caches = present_keys, present_values
+        output = _attended(graph, query, caches, names.positions, sinks, form, factor)
     if exact is not None:
         output = corrected(graph, output, weights[0], exact)
     if padded != head_size:
@@ -161,42 +161,42 @@ def attention(
     return output, present_keys, present_values
 
 
-def _capped(
+def _attended(
     graph: OnnxGraph,
     query: str,
-    keys: str,
-    values: str,
+    caches: tuple[str, str],
     positions: str,
     sinks: str | None,
     form: PackedAttention,
-    size: int,
     factor: float,
 ) -> str:
-    """Attention with a soft cap by ordinary nodes, over all of a KV cache without NaN.
+    """Attention by ordinary nodes, over all of a KV cache without NaN.
 
-    query [batch, tokens, num_heads · size]; keys, values [batch, num_kv_heads, context, size] →
-    like query.
+    query [batch, tokens, num_heads · size]; caches: keys and values [batch, num_kv_heads, context,
+    size] → like query. Scores take num_heads · tokens · context floats.
     """
-    assert form.soft_cap is not None
-    heads, kv_heads = form.num_heads, form.num_kv_heads
+    keys, values = caches
+    heads, kv_heads, size = form.num_heads, form.num_kv_heads, cache_head_size(form.head_size)
 
     def number(value: float) -> str:
-        return graph.constant(f"capped.number_{value}", np.asarray(value, np.float32))
+        return graph.constant(f"attended.number_{value}", np.asarray(value, np.float32))
 
     def shape(*sizes: int) -> str:
-        return graph.constant(f"capped.shape_{'_'.join(map(str, sizes))}", _int64(list(sizes)))
+        return graph.constant(f"attended.shape_{'_'.join(map(str, sizes))}", _int64(list(sizes)))
 
     query = graph.node("Reshape", query, shape(0, 0, heads, size))
     query = graph.node("Transpose", query, perm=[0, 2, 1, 3])
     # The heads that share keys are rows of one product: [batch, kv_heads, group · tokens, size].
     query = graph.node("Reshape", query, shape(0, kv_heads, -1, size))
     scores = graph.node("MatMul", query, graph.node("Transpose", keys, perm=[0, 1, 3, 2]))
-    scores = graph.node("Mul", scores, number(factor / form.soft_cap))
-    scores = graph.node("Mul", graph.node("Tanh", scores), number(form.soft_cap))
+    cap = form.soft_cap
+    scores = graph.node("Mul", scores, number(factor if cap is None else factor / cap))
+    if cap is not None:
+        scores = graph.node("Mul", graph.node("Tanh", scores), number(cap))
     group = heads // kv_heads
     at_token = graph.node("Unsqueeze", graph.node("Cast", positions, to=_FLOAT), shape(1, 3))
     at = graph.node("Concat", *[at_token] * group, axis=2)
-    length = graph.node("Gather", graph.node("Shape", keys), graph.constant("capped.2", _AXIS))
+    length = graph.node("Gather", graph.node("Shape", keys), graph.constant("attended.2", _AXIS))
     length = graph.node("Cast", length, to=_FLOAT)
     places = graph.node("Range", number(0.0), length, number(1.0))
     is_seen = graph.node("LessOrEqual", places, at)

@@ -16,7 +16,7 @@ def matmul(graph: OnnxGraph, x: str, weight: str) -> str:
     FusedMatMul takes the weight transposed as it lies; a Transpose node would be folded into a
     second copy of the weight at load.
     """
-    if graph.provider == "webgpu":
+    if graph.provider.is_webgpu:
         return graph.node("MatMul", x, weight)
     return graph.node("FusedMatMul", x, weight, domain=CONTRIB, transB=1)
 
@@ -24,4 +24,4 @@ def matmul(graph: OnnxGraph, x: str, weight: str) -> str:
 def matmul_weight(weight: NDArray[Any], provider: Provider) -> NDArray[Any]:
     """weight [outputs, inputs] as the provider takes it: WebGPU has no product with a transposed
     matrix, so there it is [inputs, outputs]."""
-    return np.ascontiguousarray(weight.T) if provider == "webgpu" else weight
+    return np.ascontiguousarray(weight.T) if provider.is_webgpu else weight

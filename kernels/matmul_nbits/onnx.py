@@ -53,7 +53,7 @@ def matmul_nbits(
     """
     in_blocks = None if offsets is None else block_sums(graph, x, columns, block_size)
     level = INTEGER_ACTIVATIONS
-    if accuracy == "high" and graph.provider == "webgpu":
+    if accuracy == "high" and graph.provider.is_webgpu:
         level, accuracy = FLOAT_ACTIVATIONS, "fast"
     if accuracy == "high":
         x = _with_remainders(graph, x, columns=columns, block_size=block_size)

@@ -41,7 +41,7 @@ from edge.kernels.matmul import reference as matmul_reference
 from edge.kernels.matmul_nbits import onnx as matmul_nbits_onnx
 from edge.kernels.matmul_nbits import reference as matmul_nbits_reference
 from edge.kernels.onnx_cases import CaseGraph
-from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import CPU, OnnxGraph
 from edge.kernels.rms_norm import onnx as rms_norm_onnx
 from edge.kernels.rms_norm import reference as rms_norm_reference
 from edge.kernels.rope import onnx as rope_onnx
@@ -519,7 +519,7 @@ def matmul(graph: OnnxGraph, x: str, weight: str) -> str:
 
 def as_taken(graph: OnnxGraph, weight: str) -> str:
     """A weight [outputs, inputs] as products of the provider take it."""
-    return graph.node("Transpose", weight) if graph.provider == "webgpu" else weight
+    return graph.node("Transpose", weight) if graph.provider.is_webgpu else weight
 
 
 nbits_forms = st.sampled_from(
@@ -540,7 +540,7 @@ nbits_forms = st.sampled_from(
     rows=sizes,
     columns=st.integers(1, 300),
     form=nbits_forms,
-    accuracy=st.sampled_from(["fast", "high"] if PROVIDER == "cpu" else ["high"]),
+    accuracy=st.sampled_from(["fast", "high"] if PROVIDER == CPU else ["high"]),
     has_zeros=st.booleans(),
     has_offsets=st.booleans(),
     data=st.data(),

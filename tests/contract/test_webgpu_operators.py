@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.slow_cases import shown_in_parts
 from tests.support.swiftshader import needs_swiftshader, webgpu_environment
 
 ROOT = Path(__file__).parents[2]
@@ -16,6 +17,7 @@ OF_THE_CPU = "in_one_node or accuracy_buys"
 
 
 @needs_swiftshader
+@shown_in_parts("contract/test_stage_program.py", "e2e/test_webgpu_peers.py")
 def test_faces_are_right_on_a_graphics_adapter() -> None:
     """In a process of its own: a process that computes as a peer does takes no other sessions."""
     done = subprocess.run(

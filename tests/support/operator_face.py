@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from edge.kernels.cases import Case
 from edge.kernels.onnx_cases import CaseGraph
-from edge.kernels.onnx_graph import OnnxGraph, Provider
+from edge.kernels.onnx_graph import CPU, WEBGPU, OnnxGraph
 
 Array = NDArray[Any]
 
-PROVIDER: Provider = "webgpu" if os.environ.get("EDGE_TESTED_PROVIDER") == "webgpu" else "cpu"
+PROVIDER = WEBGPU if os.environ.get("EDGE_TESTED_PROVIDER") == "webgpu" else CPU
 """The provider whose faces this process tests."""
 
-FEW = settings(max_examples=50 if PROVIDER == "cpu" else 3, deadline=None)
+FEW = settings(max_examples=50 if PROVIDER == CPU else 3, deadline=None)
 
 
 def open_session(graph: OnnxGraph, *, threads: int = 1) -> ort.InferenceSession:
-    if PROVIDER == "webgpu":
+    if PROVIDER == WEBGPU:
         from edge.backends.webgpu.device import Device
 
         return Device(threads).session(graph.build())

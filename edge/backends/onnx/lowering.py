@@ -25,7 +25,7 @@ from edge.backends.onnx.segments import GraphSegment, StoredStack
 from edge.backends.onnx.short_convolution import lower_short_convolution
 from edge.backends.onnx.token_inputs import lower_token_inputs
 from edge.kernels.logits.onnx import finish_logits
-from edge.kernels.onnx_graph import Provider, Weight
+from edge.kernels.onnx_graph import CPU, Provider, Weight
 from edge.models.experts import POST_NORMS
 from edge.models.parts import Part
 from edge.models.spec import ModelSpec
@@ -55,7 +55,7 @@ def lower(
     is_loose: bool = False,
     cuts_experts: bool = False,
     observes: bool = False,
-    provider: Provider = "cpu",
+    provider: Provider = CPU,
     requests: int | None = None,
 ) -> tuple[GraphSegment, ...]:
     """Graphs of the shard in execution order. The first stage's `hidden` is the embedding's rows.

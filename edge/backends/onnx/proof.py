@@ -15,7 +15,7 @@ from edge.backends.onnx.runtime import ort
 from edge.kernels.cases import Array
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.onnx_cases import CaseGraph
-from edge.kernels.onnx_graph import OnnxGraph, Provider
+from edge.kernels.onnx_graph import CPU, OnnxGraph, Provider
 from edge.kernels.rms_norm.onnx import add_rms_norm
 from edge.weights.formats import WeightFormat
 from edge.weights.proof_cases import ATTENTION, CONTEXT, EPSILON, ROWS, ProofCase, proof_cases
@@ -26,7 +26,7 @@ def proof(
     seed: int,
     open_session: Callable[[bytes], ort.InferenceSession],
     *,
-    provider: Provider = "cpu",
+    provider: Provider = CPU,
 ) -> list[Array]:
     """The numbers of each operator of `proof_cases`, in each of its steps."""
     graph = CaseGraph(len(ROWS), provider)

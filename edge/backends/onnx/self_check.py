@@ -6,7 +6,7 @@ its sizes, but with a few outputs of each matrix, because packing a whole layer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -36,7 +36,7 @@ from edge.kernels.linear_attention.reference import linear_attention as linear_r
 from edge.kernels.matmul.onnx import matmul, matmul_weight
 from edge.kernels.matmul.reference import matmul as matmul_reference
 from edge.kernels.onnx_cases import CaseGraph
-from edge.kernels.onnx_graph import OnnxGraph, Provider
+from edge.kernels.onnx_graph import CPU, OnnxGraph, Provider
 from edge.kernels.rms_norm.onnx import add_rms_norm
 from edge.kernels.rms_norm.reference import add_rms_norm as norm_reference
 from edge.kernels.short_convolution.onnx import short_convolution
@@ -61,8 +61,6 @@ _EXPERT_SIZE = 16
 _LARGE_GATES = 10
 """Larger than the limit at which the node clamps gates for some models only."""
 
-_CONTEXT = ROWS[-1] + 1
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfCheck:
@@ -82,21 +80,23 @@ def run_self_check(
     session: Callable[[bytes], ort.InferenceSession],
     *,
     stacked: Mapping[int, Blocks] = MappingProxyType({}),
-    provider: Provider = "cpu",
+    provider: Provider = CPU,
     device_name: str = "CPU",
+    steps: Sequence[int] = ROWS,
 ) -> SelfCheck:
     """Check all operators. Raises RequestError with an operator whose error is too large.
 
-    session: opens one for a model. stacked: layers whose experts are one node, with the kind of
+    session: opens one for a model. steps: rows of the checked steps, the most last; of a single one
+    nothing is said about agreement. stacked: layers whose experts are one node, with the kind of
     their matrices.
     """
-    backend = "ort" if provider == "cpu" else provider
+    backend = "webgpu" if provider.is_webgpu else "ort"
     judge = Judge(
         backend=backend,
         device_name=device_name,
         remedy="install another version of onnxruntime on it",
     )
-    check = _Check(spec, arrays, provider)
+    check = _Check(spec, arrays, provider, steps)
     layout = arrays.layout
     matrices, norms = [], []
     for number in layout.first_of_kind:
@@ -142,10 +142,14 @@ def run_self_check(
 class _Check:
     """One graph of the shard's operators, with a case for each number of rows."""
 
-    def __init__(self, spec: ModelSpec, arrays: ShardArrays, provider: Provider) -> None:
+    def __init__(
+        self, spec: ModelSpec, arrays: ShardArrays, provider: Provider, steps: Sequence[int]
+    ) -> None:
         self._spec = spec
         self._arrays = arrays
-        self._cases = CaseGraph(len(ROWS), provider)
+        self._steps = steps
+        self._context = steps[-1] + 1
+        self._cases = CaseGraph(len(steps), provider)
         self._attended: set[str] = set()
         """Outputs of attention, which takes requests one by one."""
         self._draw = Draw(0)
@@ -156,7 +160,7 @@ class _Check:
         if not names:
             return SelfCheck(of_chunks=True, of_pairs=True, of_single=True)
         session = open_session(cases.graph.build())
-        for number, rows in enumerate(ROWS):
+        for number, rows in enumerate(self._steps):
             results = session.run(names, cases.feeds[number])
             for found, expected in zip(results, cases.expected[number].values(), strict=True):
                 label = f"{expected.operator}, {rows} row{'s' if rows > 1 else ''}"
@@ -175,9 +179,11 @@ class _Check:
 
         others = [name for name in names if name not in self._attended]
         return SelfCheck(
-            of_chunks=all(agree(rows, of=names) for rows in range(SHORTEST_STEP, ROWS[-1], 2)),
-            of_pairs=all(agree(rows, of=others) for rows in range(2, ROWS[-1], 2)),
-            of_single=all(agree(rows, of=others) for rows in range(1, ROWS[-1])),
+            of_chunks=all(
+                agree(rows, of=names) for rows in range(SHORTEST_STEP, self._steps[-1], 2)
+            ),
+            of_pairs=all(agree(rows, of=others) for rows in range(2, self._steps[-1], 2)),
+            of_single=all(agree(rows, of=others) for rows in range(1, self._steps[-1])),
         )
 
     def _first_rows(self, rows: int) -> dict[str, NDArray[Any]]:
@@ -211,7 +217,7 @@ class _Check:
         """
         before = (0, 0), (0, 0), (padding, 0)
         cases = []
-        for rows in ROWS:
+        for rows in self._steps:
             made = [np.pad(self._draw.rounded(1, rows, n, gain=gain), before) for n in widths]
             cases.append(
                 Case.of(
@@ -356,8 +362,10 @@ class _Check:
     def attention(self, layer: int, part: Attention) -> None:
         """Add attention of a single token and of a chunk."""
         prefix, epsilon = f"layers.{layer}.", self._spec.norm_epsilon
-        form, tables = part.packed(epsilon), part.rotary.tables(_CONTEXT)
-        face = attention_face(self._cases, part, epsilon, ROWS, _CONTEXT, label=f"{layer}")
+        form, tables = part.packed(epsilon), part.rotary.tables(self._context)
+        face = attention_face(
+            self._cases, part, epsilon, self._steps, self._context, label=f"{layer}"
+        )
         norms: tuple[Array | None, ...] = None, None
         if part.query_key_norm or part.joint_norm:
             norms = tuple(self._arrays.read(f"{prefix}{name}_norm") for name in ("query", "key"))

@@ -13,6 +13,7 @@ from edge.kernels.matmul_nbits.onnx import matmul_nbits
 from edge.kernels.onnx_graph import OnnxGraph, Provider
 
 _SIZE = 4096
+"""Rows and columns of a matrix."""
 _MATRICES = 8
 """64 MiB together: more than most processors' caches, little for a start."""
 _BLOCK = 32
@@ -20,13 +21,16 @@ _RUNS = 5
 
 
 def decode_seconds(
-    open_session: Callable[[bytes], ort.InferenceSession], *, provider: Provider
+    open_session: Callable[[bytes], ort.InferenceSession],
+    *,
+    provider: Provider,
+    size: int = _SIZE,
 ) -> float:
     """Median seconds of one row through a few int4 matrices, its copies included."""
     graph, draw = OnnxGraph("speed", provider), np.random.default_rng(0)
-    x = graph.input("x", np.float32, [1, 1, _SIZE])
-    codes = draw.integers(0, 256, (_SIZE, _SIZE // _BLOCK, _BLOCK // 2), np.uint8)
-    scales = np.full((_SIZE, _SIZE // _BLOCK), _SIZE**-0.5 / 8, np.float32)
+    x = graph.input("x", np.float32, [1, 1, size])
+    codes = draw.integers(0, 256, (size, size // _BLOCK, _BLOCK // 2), np.uint8)
+    scales = np.full((size, size // _BLOCK), size**-0.5 / 8, np.float32)
     value = x
     for number in range(_MATRICES):
         value = matmul_nbits(
@@ -34,14 +38,14 @@ def decode_seconds(
             value,
             graph.weight(f"codes_{number}", codes),
             graph.weight(f"scales_{number}", scales),
-            rows=_SIZE,
-            columns=_SIZE,
+            rows=size,
+            columns=size,
             bits=4,
             block_size=_BLOCK,
         )
-    graph.output(value, "y", np.float32, [1, 1, _SIZE])
+    graph.output(value, "y", np.float32, [1, 1, size])
     session = open_session(graph.build())
-    row = {"x": draw.standard_normal((1, 1, _SIZE)).astype(np.float32)}
+    row = {"x": draw.standard_normal((1, 1, size)).astype(np.float32)}
     session.run(None, row)  # the first run compiles
     found = []
     for _ in range(_RUNS):

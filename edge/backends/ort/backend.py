@@ -27,7 +27,7 @@ from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.watched_file import WatchedFile
 from edge.host.free_memory import usable_memory_bytes
-from edge.kernels.onnx_graph import ExternalTensor
+from edge.kernels.onnx_graph import CPU, ExternalTensor
 from edge.memory.step_memory import load_bytes
 from edge.models.spec import WEIGHTS_ON_DISK, ModelSpec
 from edge.offload import KVTier, numpy_dtype
@@ -82,7 +82,7 @@ class OrtBackend:
     def decode_seconds(self) -> float:
         """Seconds of a token's products, see `edge.backends.onnx.speed`."""
         _prepare_process(self._threads)
-        return decode_seconds(_cpu_session, provider="cpu")
+        return decode_seconds(_cpu_session, provider=CPU)
 
     def prove(self, weight_format: WeightFormat, seed: int) -> list[NDArray[np.float32]]:
         _prepare_process(self._threads)

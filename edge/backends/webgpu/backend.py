@@ -6,6 +6,8 @@ the adapter.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,7 @@ from edge.backends.onnx.proof import proof
 from edge.backends.onnx.self_check import run_self_check
 from edge.backends.onnx.speed import decode_seconds
 from edge.backends.shard_arrays import ShardArrays
+from edge.backends.webgpu.attention_probe import LONG_STEP
 from edge.backends.webgpu.device import Device
 from edge.backends.webgpu.graphs import DeviceGraphs
 from edge.backends.webgpu.kv_cache import check_kv_dtype
@@ -28,6 +31,7 @@ from edge.host.gpu_adapters import (
     has_webgpu_package,
     why_no_adapter,
 )
+from edge.kernels.onnx_graph import WEBGPU
 from edge.models.spec import ROUNDED_KV, WEIGHTS_ON_DISK, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
@@ -78,10 +82,10 @@ class WebGpuBackend:
 
     def decode_seconds(self) -> float:
         """Seconds of a token's products, see `edge.backends.onnx.speed`."""
-        return decode_seconds(self._opened().session, provider="webgpu")
+        return decode_seconds(self._opened().session, provider=WEBGPU)
 
     def prove(self, weight_format: WeightFormat, seed: int) -> list[NDArray[np.float32]]:
-        return proof(weight_format, seed, self._opened().session, provider="webgpu")
+        return proof(weight_format, seed, self._opened().session, provider=WEBGPU)
 
     def why_not(self) -> str | None:
         if not has_webgpu_package():
@@ -118,9 +122,9 @@ class WebGpuBackend:
             )
         device = self._opened()
         arrays = ShardArrays(layout, weights, weight_format)
-        self_check = run_self_check(
-            spec, arrays, device.session, provider="webgpu", device_name=device.name
-        )
+        check = partial(run_self_check, spec, arrays, device.session, device_name=device.name)
+        self_check = check(provider=WEBGPU)
+        check(provider=device.long_steps, steps=(LONG_STEP,))
         embedding: EmbeddingRows | None = None
         if layout.is_first_stage or layout.token_columns:
             embedding = EmbeddingRows(

@@ -115,7 +115,7 @@ class Bindings:
     def _bind(
         self, index: int, shape: StepShape, buffers: StepBuffers, side: SideInputs
     ) -> BoundGraph:
-        segment, session, binding = self._graphs.bound_to_weights(index, shape.batch)
+        segment, session, binding = self._graphs.bound_to_weights(index, shape)
         segments = self._graphs.segments
         arrays: dict[str, NDArray[Any]] = {
             **buffers.arrays(

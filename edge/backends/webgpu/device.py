@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from edge.backends.onnx.process import prepare_process
 from edge.backends.onnx.runtime import ort
+from edge.backends.webgpu.attention_probe import attends_rightly
 from edge.backends.webgpu.errors import ErrorLog
 from edge.errors import CapacityError, DeviceLostError, RequestError
 from edge.host.free_memory import format_size
@@ -30,6 +31,7 @@ from edge.host.gpu_adapters import (
     gpu_adapters,
     why_no_adapter,
 )
+from edge.kernels.onnx_graph import WEBGPU, WEBGPU_BY_NODES, Provider
 
 _PROVIDER = "WebGpuExecutionProvider"
 _NAME = "webgpu"
@@ -45,6 +47,7 @@ _ERRORS = 3
 _lock = threading.RLock()
 _errors = ErrorLog()
 _errors_are_seen = False
+_long_steps: Provider | None = None
 _is_registered = False
 
 
@@ -68,6 +71,8 @@ class Device:
         self.is_lost = False
         """Set after an error of the adapter: it has to be opened anew."""
         self._check_errors_are_seen()
+        self.long_steps = _provider_of_long_steps(self)
+        """The provider of steps of LONG_STEP tokens and more."""
 
     @property
     def identity(self) -> str:
@@ -151,6 +156,15 @@ class Device:
             "errors of the graphics adapter cannot be seen here, and results might be wrong",
             remedy="start the peer with --backend ort",
         )
+
+
+def _provider_of_long_steps(device: Device) -> Provider:
+    """Found out once in the life of the process."""
+    global _long_steps  # noqa: PLW0603 - a fact about the process's adapter
+    if _long_steps is None:
+        is_right = attends_rightly(device.session)
+        _long_steps = WEBGPU if is_right else WEBGPU_BY_NODES
+    return _long_steps
 
 
 def _ep_device() -> Any:

@@ -14,10 +14,12 @@ from edge.backends.onnx.lowering import lower
 from edge.backends.onnx.products import FLOAT_MATRICES
 from edge.backends.onnx.runtime import ort
 from edge.backends.onnx.segments import GraphSegment
+from edge.backends.onnx.step_buffers import StepShape
 from edge.backends.shard_arrays import ShardArrays
+from edge.backends.webgpu.attention_probe import LONG_STEP
 from edge.backends.webgpu.device import Device
 from edge.kernels.matmul.onnx import matmul_weight
-from edge.kernels.onnx_graph import FedTensor, Weight
+from edge.kernels.onnx_graph import WEBGPU, FedTensor, Provider, Weight
 from edge.models.spec import ModelSpec
 from edge.offload import numpy_dtype
 from edge.weights.formats import WeightFormat
@@ -45,30 +47,34 @@ class DeviceGraphs:
         self.embedding = embedding
         self._device = device
         self._weights = DeviceWeights(arrays, device)
-        self._sizes: OrderedDict[int, _Sized] = OrderedDict()
-        self._lower: Callable[[int], tuple[GraphSegment, ...]] = lambda requests: lower(
-            spec,
-            arrays.layout,
-            self._weights.declared,
-            weight_format,
-            cut_layers=cut_layers,
-            provider="webgpu",
-            requests=requests,
+        self._sizes: OrderedDict[tuple[int, Provider], _Sized] = OrderedDict()
+        self._lower: Callable[[int, Provider], tuple[GraphSegment, ...]] = (
+            lambda requests, provider: lower(
+                spec,
+                arrays.layout,
+                self._weights.declared,
+                weight_format,
+                cut_layers=cut_layers,
+                provider=provider,
+                requests=requests,
+            )
         )
-        self.segments = self._lower(1)
-        """The graphs for one request. Those for more are cut alike."""
+        self.segments = self._lower(1, WEBGPU)
+        """The graphs for one request. Others are cut alike."""
         for segment in self.segments:
             for name in segment.inputs:
                 self._weights.bring(name)
 
-    def bound_to_weights(self, index: int, requests: int) -> tuple[GraphSegment, Any, Any]:
-        """A graph for so many requests, its session, and a new binding that has its weights."""
-        sized = self._sizes.get(requests)
+    def bound_to_weights(self, index: int, shape: StepShape) -> tuple[GraphSegment, Any, Any]:
+        """A graph for steps of this shape, its session, and a new binding that has its weights."""
+        provider = self._device.long_steps if shape.tokens >= LONG_STEP else WEBGPU
+        key = shape.batch, provider
+        sized = self._sizes.get(key)
         if sized is None:
-            sized = self._sizes[requests] = _Sized(self._lower(requests), self._device)
+            sized = self._sizes[key] = _Sized(self._lower(*key), self._device)
             if len(self._sizes) > _MOST_SIZES:
                 self._sizes.popitem(last=False)
-        self._sizes.move_to_end(requests)
+        self._sizes.move_to_end(key)
         segment, session = sized.segments[index], sized.session(index)
         binding = session.io_binding()
         for name in segment.inputs:
@@ -136,5 +142,5 @@ class DeviceWeights:
             return
         found: NDArray[Any] = self._arrays.read(name)
         if name.endswith(_TRANSPOSED):
-            found = matmul_weight(found.astype(np.float32), "webgpu")
+            found = matmul_weight(found.astype(np.float32), WEBGPU)
         self.on_device[name] = self._device.put(found)

@@ -20,7 +20,7 @@ from edge.backends.onnx.runtime import ort
 from edge.backends.webgpu.device import Device
 from edge.errors import RequestError
 from edge.kernels.kv_cache.cache_size import cache_row
-from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import WEBGPU, OnnxGraph
 from edge.offload import KVLayer, KVShape
 from edge.protocol.step import Step, StepLimits
 from edge.weights.layout import ShardLayout
@@ -68,7 +68,9 @@ class DeviceCache:
         self._heads = [
             (each.num_kv_heads, cache_row(each.head_size, None)[1]) for each in caches.values()
         ]
-        self._has_soft_cap = any(each.soft_cap is not None for each in caches.values())
+        self._is_read_whole = device.long_steps.attends_by_nodes or any(
+            each.soft_cap is not None for each in caches.values()
+        )
         self.shape = KVShape(
             layers=tuple(
                 KVLayer(num_kv_heads=count, row_bytes=elements * 4)
@@ -311,7 +313,7 @@ class DeviceCache:
 
     def _new(self, index: int, room: int) -> ort.OrtValue:
         heads, elements = self._heads[index]
-        if self._has_soft_cap:  # its nodes multiply all of an array by zeros, and 0 · NaN is NaN
+        if self._is_read_whole:  # nodes multiply all of an array by zeros, and 0 · NaN is NaN
             return self._device.put(np.zeros((1, heads, room, elements), np.float32))
         return self._device.empty((1, heads, room, elements), np.float32)
 
@@ -370,7 +372,7 @@ class _Moves:
 
 
 def _part_model() -> bytes:
-    graph = OnnxGraph("part", "webgpu")
+    graph = OnnxGraph("part", WEBGPU)
     array = graph.input("array", np.float32, [1, "heads", "room", "elements"])
     first, last = (graph.input(name, np.int64, [1]) for name in ("first", "last"))
     axis = graph.constant("axis", np.asarray([2], np.int64))
@@ -380,7 +382,7 @@ def _part_model() -> bytes:
 
 
 def _joined_model() -> bytes:
-    graph = OnnxGraph("joined", "webgpu")
+    graph = OnnxGraph("joined", WEBGPU)
     array = graph.input("array", np.float32, [1, "heads", "old", "elements"])
     kept, pads = graph.input("kept", np.int64, [1]), graph.input("pads", np.int64, [8])
     zero = graph.constant("zero", np.asarray([0], np.int64))
