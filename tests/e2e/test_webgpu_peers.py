@@ -17,6 +17,7 @@ from tests.support.family_sizes import MORE_FAMILIES
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon, cluster_of_daemons, start_together
 from tests.support.reference_model import ReferenceModel
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.swiftshader import needs_swiftshader, webgpu_environment
 
 pytestmark = needs_swiftshader
@@ -31,14 +32,14 @@ NEW_TOKENS = 64
 LARGEST_DIFFERENCE = 1e-3
 LARGEST_ERROR_OF_CODES = 1e-3
 
-FAMILIES = (
-    *("gemma2", "qwen3_5", "llama", "gpt2", "mixtral", "lfm2", "gemma4_small", "gpt_oss"),
-    *("mistral", "qwen2", "qwen3", "phi3", "gemma3", "qwen3_moe", "glm4", "gemma4_moe"),
-    *MORE_FAMILIES,
-)
-FIRST = 2
-"""Attention with soft caps and windows, and layers with states; the self checks of other tests' and
-of slow ones' loads compare the rest."""
+FAMILIES = {
+    **dict.fromkeys(("mixtral", "llama", "gpt2", "lfm2", "gemma4_small", "gpt_oss"), "experts"),
+    **dict.fromkeys(("mistral", "qwen2", "qwen3", "phi3", "gemma3", "qwen3_moe"), "experts"),
+    **dict.fromkeys(("glm4", "gemma4_moe", *MORE_FAMILIES), "experts"),
+    "gemma2": "soft caps",
+    "qwen3_5": "states",
+}
+"""Families, and the operators that the first of each shows beside those that all have."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,15 +63,9 @@ def cluster(
         yield opened
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        *FAMILIES[:FIRST],
-        *(pytest.param(name, marks=pytest.mark.slow) for name in dict.fromkeys(FAMILIES[FIRST:])),
-    ],
-)
+@pytest.mark.parametrize(("family", "shows"), repeats_are_slow(FAMILIES.items(), of=(1,)))
 def test_families_alone_equal_transformers(
-    cluster: edge.Cluster, tiny_checkpoint: Checkpoints, family: str
+    cluster: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, shows: str
 ) -> None:
     """Of a prompt, and of two requests at once."""
     checkpoint = tiny_checkpoint(family)

@@ -4,6 +4,7 @@ Peers, and what they compute
     `null_peers`          daemons of this process that compute nothing, and a model on them
     `processes`           real daemons and command lines; waits for a condition; keys of this run
     `wrong_peer`          a daemon whose products of 4 bits are wrong
+    `lost_adapter`        a daemon whose graphics adapter is lost
     `scripted_peers`      peers that do as a test says; a sink for answers
     `scheduling`          decisions of the scheduler, without peers
     `scripted_models`     a server whose model says what a test says, without a network

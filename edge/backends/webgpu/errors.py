@@ -30,8 +30,8 @@ class ErrorLog:
     """Watches the standard error of this process. Used with the device's lock held."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - for the life of the process
-        atexit.register(self._file.close)
+        self._descriptor = -1
+        """A file without a name, for the life of the process; −1: not opened yet."""
         self._depth = 0
 
     @contextlib.contextmanager
@@ -41,10 +41,14 @@ class ErrorLog:
         if self._depth:  # the outer context sees it
             yield
             return
+        if self._descriptor < 0:
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the process
+            atexit.register(file.close)
+            self._descriptor = file.fileno()
         self._depth += 1
         stderr = _duplicate()
         try:
-            os.dup2(self._file.fileno(), _STDERR)
+            os.dup2(self._descriptor, _STDERR)
             yield
         finally:
             os.dup2(stderr, _STDERR)
@@ -60,7 +64,7 @@ class ErrorLog:
 
     def _taken(self) -> bytes:
         """The beginning of the text that was written, which is removed."""
-        descriptor = self._file.fileno()
+        descriptor = self._descriptor
         if not os.lseek(descriptor, 0, os.SEEK_CUR):
             return b""
         os.lseek(descriptor, 0, os.SEEK_SET)
