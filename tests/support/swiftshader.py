@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,17 @@ def swiftshader_environment() -> dict[str, str] | None:
 
 def webgpu_environment() -> dict[str, str]:
     """Variables with which a process computes on SwiftShader by WebGPU; only where it is there."""
+    if _IS_REAL:
+        return {}
     found = swiftshader_environment()
     assert found is not None
     return {**found, "EDGE_ALLOW_SOFTWARE_ADAPTER": "1"}
 
 
+_IS_REAL = os.environ.get("EDGE_TESTED_ADAPTER") == "real"
+"""Whether tests that compute run on the system's own adapter."""
+
 needs_swiftshader = pytest.mark.skipif(
-    swiftshader_environment() is None,
+    swiftshader_environment() is None and not _IS_REAL,
     reason="there is no SwiftShader (of Chromium), or no Vulkan loader: not run",
 )

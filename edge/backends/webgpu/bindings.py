@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,28 @@ from edge.weights.layout import ShardLayout
 _MAX_SHAPES = 16
 """Shapes of steps whose bindings are kept."""
 
+_LARGEST_ERROR = 1e-3
+"""The largest difference of a recorded graph, as a share of the largest value."""
+
 _PASSED = {"hidden_out": "hidden", "partial_out": "partial"}
 """Outputs that the next graph reads, by its inputs."""
+
+
+class Bound(Protocol):
+    """A graph that is bound for steps of one shape."""
+
+    @property
+    def states(self) -> Sequence[int]:
+        """Numbers of the states that it writes."""
+        ...
+
+    def run(self, caches: Mapping[str, ort.OrtValue], options: ort.RunOptions) -> None:
+        """Run it once. caches: keys, values and states, by input and output."""
+        ...
+
+    def release(self) -> None:
+        """Free what it holds beside its arrays."""
+        ...
 
 
 class BoundGraph:
@@ -38,7 +58,7 @@ class BoundGraph:
         segment: GraphSegment,
         *,
         from_host: Mapping[str, NDArray[Any]],
-        states: list[int],
+        states: Sequence[int],
     ) -> None:
         """from_host: inputs that are copied to the adapter in each run. states: numbers of the
         states that it writes."""
@@ -53,6 +73,13 @@ class BoundGraph:
 
     def run(self, caches: Mapping[str, ort.OrtValue], options: ort.RunOptions) -> None:
         """caches: keys, values and states, by input and output."""
+        self._bind(caches)
+        # An input in host memory is copied when it is bound, and not when the graph runs.
+        for name, array in self._from_host.items():
+            self._binding.bind_cpu_input(name, array)
+        self._session.run_with_iobinding(self._binding, options)
+
+    def _bind(self, caches: Mapping[str, ort.OrtValue]) -> None:
         for names, bind in (
             (self._inputs, self._binding.bind_ortvalue_input),
             (self._outputs, self._binding.bind_ortvalue_output),
@@ -62,10 +89,63 @@ class BoundGraph:
                 if self._bound.get(name) is not array:
                     bind(name, array)
                     self._bound[name] = array
-        # An input in host memory is copied when it is bound, and not when the graph runs.
-        for name, array in self._from_host.items():
-            self._binding.bind_cpu_input(name, array)
-        self._session.run_with_iobinding(self._binding, options)
+
+    def release(self) -> None:
+        """Free what it holds beside its arrays: nothing."""
+
+
+class RecordedGraph(BoundGraph):
+    """A graph whose launches are recorded in its first run, and submitted as a whole later.
+
+    A token is hundreds of short kernels; to launch them one by one takes the processor longer than
+    the adapter computes. A record has fixed arrays on the adapter, so inputs and outputs have
+    arrays there, too.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        binding: Any,
+        segment: GraphSegment,
+        *,
+        from_host: Mapping[str, NDArray[Any]],
+        to_host: Mapping[str, NDArray[Any]],
+        device: Device,
+        number: int,
+    ) -> None:
+        """to_host: outputs that are copied to the host. number: one that no other graph of the
+        session has."""
+        super().__init__(session, binding, segment, from_host=from_host, states=[])
+        self._number = number
+        self._options = ort.RunOptions()
+        self._options.add_run_config_entry("gpu_graph_id", str(number))
+        self._given = {name: device.put(array) for name, array in from_host.items()}
+        self.to_host = to_host
+        self._taken = {
+            name: (device.empty(array.shape, np.float32), array) for name, array in to_host.items()
+        }
+        for name, value in self._given.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, (value, _array) in self._taken.items():
+            binding.bind_ortvalue_output(name, value)
+
+    def run(self, caches: Mapping[str, ort.OrtValue], options: ort.RunOptions) -> None:
+        if options.terminate:  # a recorded graph is not interrupted
+            raise RuntimeError("the step was told to terminate")
+        names = (*self._inputs, *self._outputs)
+        if any(self._bound.get(name) is not caches[name] for name in names):
+            self.release()  # of other arrays
+            self._bind(caches)
+        for name, value in self._given.items():
+            value.update_inplace(self._from_host[name])
+        self._session.run_with_iobinding(self._binding, self._options)
+        for value, array in self._taken.values():
+            array[...] = value.numpy()
+
+    def release(self) -> None:
+        """Forget the record."""
+        if self._bound:
+            self._session.release_captured_graph(self._number)
 
 
 class Bindings:
@@ -91,32 +171,61 @@ class Bindings:
                 rotation_names(number), rotation.tables(limits.context_tokens), strict=True
             )
         }
+        # A state has two arrays that change places after each step, and a record has fixed ones.
+        # Attention with a window is wrong in a record (onnxruntime-ep-webgpu 0.4.0).
+        attentions = layout.attentions.values()
+        self._may_record = (
+            len(graphs.segments) == 1
+            and cache.can_cut
+            and all(each.window is None and not each.has_sinks for each in attentions)
+        )
+        self._number = 0
+        """The number of the last graph that is recorded."""
         self._most = most_rows(limits) * spec.hidden_size
         self._parts = spec.partial_parts
         self._passed: dict[tuple[str, int, int], ort.OrtValue] = {}
         """Buffers between graphs, by input, half, and whether the graph's number is odd."""
-        self._by_shape: OrderedDict[StepShape, dict[int, BoundGraph]] = OrderedDict()
+        self._by_shape: OrderedDict[StepShape, dict[int, Bound]] = OrderedDict()
 
     def clear(self) -> None:
+        for bound in self._by_shape.values():
+            _release(bound)
         self._by_shape.clear()
 
-    def of(
-        self, index: int, shape: StepShape, buffers: StepBuffers, side: SideInputs
-    ) -> BoundGraph:
+    def of(self, index: int, shape: StepShape, buffers: StepBuffers, side: SideInputs) -> Bound:
         """A graph, bound for steps of this shape."""
         bound = self._by_shape.setdefault(shape, {})
         self._by_shape.move_to_end(shape)
         if len(self._by_shape) > _MAX_SHAPES:
-            self._by_shape.popitem(last=False)
+            _release(self._by_shape.popitem(last=False)[1])
         if index not in bound:
-            bound[index] = self._bind(index, shape, buffers, side)
+            records = self._may_record and shape.tokens == 1
+            graph = self._bind(index, shape, buffers, side, records=records)
+            bound[index] = graph
+            if isinstance(graph, RecordedGraph):
+                plain = self._bind(index, shape, buffers, side, records=False)
+                bound[index] = _Compared(graph, plain, self._without_records)
         return bound[index]
 
+    def _without_records(self) -> None:
+        """Record nothing from now on."""
+        self._may_record = False
+        self.clear()
+
     def _bind(
-        self, index: int, shape: StepShape, buffers: StepBuffers, side: SideInputs
+        self,
+        index: int,
+        shape: StepShape,
+        buffers: StepBuffers,
+        side: SideInputs,
+        *,
+        records: bool,
     ) -> BoundGraph:
-        segment, session, binding = self._graphs.bound_to_weights(index, shape)
+        """records: the launches are recorded if they can be."""
         segments = self._graphs.segments
+        segment, session, binding, captures = self._graphs.bound_to_weights(
+            index, shape, captures=records
+        )
         arrays: dict[str, NDArray[Any]] = {
             **buffers.arrays(
                 shape,
@@ -140,6 +249,18 @@ class Bindings:
                 )
             elif name in arrays and name not in self._tables:
                 from_host[name] = arrays[name]
+        if captures:
+            self._number += 1
+            outputs = [name for name in segment.outputs if not name.startswith("present_")]
+            return RecordedGraph(
+                session,
+                binding,
+                segment,
+                from_host=from_host,
+                to_host={name: arrays[name] for name in outputs},
+                device=self._device,
+                number=self._number,
+            )
         for name in segment.outputs:
             if name.startswith("present_"):
                 continue
@@ -171,3 +292,42 @@ class Bindings:
             parts = self._parts if name == "partial" else 1
             self._passed[key] = self._device.empty([self._most * parts], np.float32)
         return self._passed[key]
+
+
+class _Compared:
+    """A recorded graph whose first run is compared with the graph that is not recorded."""
+
+    states: Sequence[int] = ()
+
+    def __init__(
+        self, recorded: RecordedGraph, plain: BoundGraph, refuse: Callable[[], None]
+    ) -> None:
+        """refuse: called if they differ."""
+        self._recorded = recorded
+        self._plain: BoundGraph | None = plain
+        self._refuse = refuse
+
+    def run(self, caches: Mapping[str, ort.OrtValue], options: ort.RunOptions) -> None:
+        plain, self._plain = self._plain, None
+        if plain is None:
+            self._recorded.run(caches, options)
+            return
+        # Both write the same keys and values to the same places.
+        plain.run(caches, options)
+        expected = {name: array.copy() for name, array in self._recorded.to_host.items()}
+        self._recorded.run(caches, options)
+        for name, array in self._recorded.to_host.items():
+            largest = float(np.abs(expected[name]).max(initial=1e-9))
+            if not np.abs(array - expected[name]).max(initial=0.0) <= _LARGEST_ERROR * largest:
+                self._refuse()
+                for each, found in expected.items():
+                    self._recorded.to_host[each][...] = found
+                return
+
+    def release(self) -> None:
+        self._recorded.release()
+
+
+def _release(graphs: Mapping[int, Bound]) -> None:
+    for graph in graphs.values():
+        graph.release()

@@ -41,8 +41,8 @@ _TOO_LARGE_BYTES = 1 << 50
 _MEASURED_BYTES = 64 << 20
 _MEASURED_COPIES = 4
 
-_ERRORS = 3
-"""ONNX Runtime's severity of errors, which are logged."""
+_FATAL = 4
+"""ONNX Runtime's severity of what its sessions log: their errors are raised."""
 
 _lock = threading.RLock()
 _errors = ErrorLog()
@@ -85,12 +85,18 @@ class Device:
         with _lock, _errors.watched(self.name):
             yield
 
-    def session(self, model: bytes) -> ort.InferenceSession:
-        """A session whose nodes run on the adapter; those that it lacks run on the CPU."""
+    def session(self, model: bytes, *, captures: bool = False) -> ort.InferenceSession:
+        """A session whose nodes run on the adapter; those that it lacks run on the CPU.
+
+        captures: the first run of a binding is recorded, and later ones are submitted as a whole.
+        Raises an error of ONNX Runtime if not all nodes can be recorded.
+        """
         options = ort.SessionOptions()
         options.use_per_session_threads = False
-        options.log_severity_level = _ERRORS
-        options.add_provider_for_devices([self._ep_device], {})
+        options.log_severity_level = _FATAL
+        options.enable_mem_pattern = not captures
+        chosen = {"enableGraphCapture": "1"} if captures else {}
+        options.add_provider_for_devices([self._ep_device], chosen)
         with self.used():
             return ort.InferenceSession(model, options)
 

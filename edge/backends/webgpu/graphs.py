@@ -18,6 +18,7 @@ from edge.backends.onnx.step_buffers import StepShape
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.webgpu.attention_probe import LONG_STEP
 from edge.backends.webgpu.device import Device
+from edge.errors import EdgeError
 from edge.kernels.matmul.onnx import matmul_weight
 from edge.kernels.onnx_graph import WEBGPU, FedTensor, Provider, Weight
 from edge.models.spec import ModelSpec
@@ -48,6 +49,8 @@ class DeviceGraphs:
         self._device = device
         self._weights = DeviceWeights(arrays, device)
         self._sizes: OrderedDict[tuple[int, Provider], _Sized] = OrderedDict()
+        self._can_capture = True
+        """False once a graph had nodes that are not recorded."""
         self._lower: Callable[[int, Provider], tuple[GraphSegment, ...]] = (
             lambda requests, provider: lower(
                 spec,
@@ -65,8 +68,11 @@ class DeviceGraphs:
             for name in segment.inputs:
                 self._weights.bring(name)
 
-    def bound_to_weights(self, index: int, shape: StepShape) -> tuple[GraphSegment, Any, Any]:
-        """A graph for steps of this shape, its session, and a new binding that has its weights."""
+    def bound_to_weights(
+        self, index: int, shape: StepShape, *, captures: bool
+    ) -> tuple[GraphSegment, ort.InferenceSession, Any, bool]:
+        """A graph for steps of this shape, its session, a new binding that has its weights, and
+        whether its runs are recorded. captures: they may be."""
         provider = self._device.long_steps if shape.tokens >= LONG_STEP else WEBGPU
         key = shape.batch, provider
         sized = self._sizes.get(key)
@@ -75,13 +81,23 @@ class DeviceGraphs:
             if len(self._sizes) > _MOST_SIZES:
                 self._sizes.popitem(last=False)
         self._sizes.move_to_end(key)
-        segment, session = sized.segments[index], sized.session(index)
+        segment = sized.segments[index]
+        captures &= self._can_capture
+        try:
+            session = sized.session(index, captures=captures)
+        except EdgeError:
+            raise
+        except Exception:  # onnxruntime raises plain exceptions
+            if not captures:
+                raise
+            self._can_capture = captures = False
+            session = sized.session(index, captures=False)
         binding = session.io_binding()
         for name in segment.inputs:
             weight = self._weights.on_device.get(name)
             if weight is not None:
                 binding.bind_ortvalue_input(name, weight)
-        return segment, session, binding
+        return segment, session, binding, captures
 
     @property
     def weights(self) -> frozenset[str]:
@@ -111,12 +127,14 @@ class _Sized:
     def __init__(self, segments: tuple[GraphSegment, ...], device: Device) -> None:
         self.segments = segments
         self._device = device
-        self._sessions: dict[int, ort.InferenceSession] = {}
+        self._sessions: dict[tuple[int, bool], ort.InferenceSession] = {}
 
-    def session(self, index: int) -> ort.InferenceSession:
-        if index not in self._sessions:
-            self._sessions[index] = self._device.session(self.segments[index].model)
-        return self._sessions[index]
+    def session(self, index: int, *, captures: bool) -> ort.InferenceSession:
+        key = index, captures
+        if key not in self._sessions:
+            model = self.segments[index].model
+            self._sessions[key] = self._device.session(model, captures=captures)
+        return self._sessions[key]
 
 
 class DeviceWeights:

@@ -35,7 +35,7 @@ class Running:
         )
         self.plan = self.forecast.proposal.plan
         self.peers = {"old": OLD}
-        self.options = SimpleNamespace(weight_format=lambda _checkpoint: FORMAT)
+        self.options = SimpleNamespace(weight_format=lambda _checkpoint: FORMAT, kv_dtype="float32")
         self.answers = ()
         self.failure = None
         self.is_recovering = False
