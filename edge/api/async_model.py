@@ -254,11 +254,12 @@ class AsyncModel(DescribedModel):
         """The cause, if the replies since the last check were slower than predicted; else None.
 
         times: the result of `measure` over these replies; None: it is called. Also returns None
-        without a prediction, for replies that ran at once, and after a change of the plan.
+        without a prediction by measurements, for replies that ran at once, and after a change of
+        the plan.
         """
         self._asking.require_open()
         proposal, answers = self.proposal, self._held.forecast.take()
-        if proposal.choice.predicted is None:
+        if proposal.choice.predicted is None or proposal.is_rough:
             return None
         times = times or await self.measure()
         if self.proposal is not proposal:

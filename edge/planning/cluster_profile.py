@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -44,6 +44,7 @@ async def measured_cluster(
     only_known: bool = False,
     only_remembered: bool = False,
     only: Collection[str] | None = None,
+    on_rough: Callable[[], None] | None = None,
     at_rest: Collection[str] = (),
 ) -> ClusterSpec:
     """The peers, in this order, with their rates for this model and the links between them.
@@ -55,8 +56,9 @@ async def measured_cluster(
 
     refresh: measure everything again. only_known: measure only links that have changed; missing
     rates and links stay missing. only_remembered: also do not check links. only: measure only these
-    peers (ids) and their links, and no peers together, because others may be busy. at_rest: models
-    that are loaded on the peers and compute nothing meanwhile.
+    peers (ids) and their links, and no peers together, because others may be busy. on_rough: only
+    look at what is missing, which takes a second or two, and call this if anything is. at_rest:
+    models that are loaded on the peers and compute nothing meanwhile.
 
     Raises PeerLostError with the name of a peer that goes away meanwhile.
     """
@@ -73,6 +75,7 @@ async def measured_cluster(
             only_known=only_known or only_remembered,
             only_remembered=only_remembered,
             only=only,
+            on_rough=on_rough,
             at_rest=at_rest,
         )
         profiles = await _Rates(inquiry).of(peers)
@@ -116,15 +119,18 @@ class _Rates:
         """Profile the peers of one machine, one after the other. Fills `found`."""
         inquiry = self._inquiry
         alike: Counter[str] = Counter()
+        is_brief = inquiry.on_rough is not None
         for peer in group:
             profile = None
-            if alike[peer.identity] == _MOST_ALIKE:
+            if alike[peer.identity] == (1 if is_brief else _MOST_ALIKE):
                 continue
             if not inquiry.refresh:
                 profile = inquiry.cache.profile(peer, inquiry.spec, inquiry.weight_format)
             if profile is None and inquiry.may_measure(peer):
                 profile = await self._alone(peer)
-                if profile is not None and not set(profile.busy) - set(inquiry.at_rest):
+                if inquiry.on_rough is not None:
+                    inquiry.on_rough()
+                elif profile is not None and not set(profile.busy) - set(inquiry.at_rest):
                     inquiry.cache.keep_profile(peer, inquiry.spec, inquiry.weight_format, profile)
             if profile is not None:
                 found[peer.id] = profile
@@ -133,7 +139,11 @@ class _Rates:
     async def _alone(self, peer: PeerInfo) -> PeerProfile | None:
         """The profile that the peer measures of itself; None, with a note, when it cannot."""
         client = await self._inquiry.clients.of(peer)
-        order = Profile(model=self._inquiry.spec, weight_format=self._inquiry.weight_format)
+        order = Profile(
+            model=self._inquiry.spec,
+            weight_format=self._inquiry.weight_format,
+            is_brief=self._inquiry.on_rough is not None,
+        )
         self._inquiry.on_progress(Progress(phase="measure", peer=peer.name, done=0, total=1))
         try:
             profile = await client.call(order)
@@ -175,6 +185,9 @@ class _Contention:
             known = inquiry.cache.crowds(group, inquiry.spec, inquiry.weight_format)
             if known or inquiry.only_known or inquiry.only is not None:
                 return known
+        if inquiry.on_rough is not None:
+            inquiry.on_rough()
+            return [_assumed(group)]
         fastest = sorted(group, key=lambda peer: _token_s_per_byte(cluster.device(peer.id)))
         trials: list[Trial] = []
         for count in counts(len(group)):
@@ -203,6 +216,20 @@ class _Contention:
             trial.crowd(_at_pace(cluster, host, trial.rows, trial.alone or pace), pace, link)
             for trial in trials
         ]
+
+
+def _assumed(group: Sequence[PeerInfo]) -> CrowdSpec:
+    """The contention of a host's peers that were not measured together: as of two peers of one core
+    each, which share its memory (W in int4, tensor parallel: 1.28 times as fast as one)."""
+    return CrowdSpec(
+        host=group[0].host,
+        count=len(group),
+        rows=(1, 64),
+        sum_s=(50e-6, 200e-6),
+        slower=(1.5, 1.2),
+        pace=(1.0, 1.0),
+        link=UNKNOWN_LOCAL_LINK,
+    )
 
 
 def _with_contention(cluster: ClusterSpec, crowds: Sequence[CrowdSpec]) -> ClusterSpec:

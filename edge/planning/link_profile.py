@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from edge.partition.cost.message_times import NO_LINK_S
 from edge.planning.load_options import CHUNK_TOKENS
 from edge.planning.survey import Inquiry
 from edge.progress import Progress
+from edge.protocol.link_probe import times_of
 from edge.protocol.measurements import (
     MAX_MESSAGE_BYTES,
     Glance,
@@ -53,6 +54,8 @@ class LinkFacts:
                 found[source.id, target.id] = times
             elif times is not None or inquiry.may_measure(source, target):
                 unknown.append((source, target))
+        if self._inquiry.on_rough is not None:
+            return tuple(await self._looked_at(found, unknown))
         for done, (source, target) in enumerate(unknown):
             self._inquiry.on_progress(
                 Progress(phase="measure", peer="", done=done, total=len(unknown))
@@ -73,6 +76,34 @@ class LinkFacts:
                     "help"
                 )
         return tuple(spec for ends, times in found.items() for spec in _both_ways(*ends, times))
+
+    async def _looked_at(
+        self,
+        known: Mapping[tuple[str, str], LinkTimes | None],
+        unknown: Sequence[tuple[PeerInfo, PeerInfo]],
+    ) -> list[LinkSpec]:
+        """The known links, and those of different hosts by a short look. Nothing is said about
+        others, whose times are assumed."""
+        links = [spec for ends, times in known.items() for spec in _both_ways(*ends, times)]
+        for source, target in unknown:
+            assert self._inquiry.on_rough is not None
+            self._inquiry.on_rough()
+            if source.host == target.host:
+                continue
+            client = await self._inquiry.clients.of(source)
+            try:
+                seen = await client.call(self._question(Glance, source, target))
+            except (PeerLostError, ProtocolError):
+                raise
+            except EdgeError:
+                links += _both_ways(source.id, target.id, await self._link(source, target))
+                continue
+            links += _both_ways(
+                source.id,
+                target.id,
+                times_of(seen, small_bytes=min(self._hidden_bytes, MAX_MESSAGE_BYTES)),
+            )
+        return links
 
     async def _has_changed(self, source: PeerInfo, target: PeerInfo, known: LinkTimes) -> bool:
         """Whether a few messages show another speed than the cached one."""

@@ -21,7 +21,7 @@ from edge.planning.load_options import LoadOptions
 from edge.planning.load_sizes import LoadSizes
 from edge.planning.longest_context import with_longest_context
 from edge.planning.nothing_fits import who_holds
-from edge.planning.proposal import Overhead, Proposal, propose
+from edge.planning.proposal import ROUGH, Overhead, Proposal, propose
 from edge.planning.proving import wrong_peers
 from edge.planning.shared_memory import with_memory_divided
 from edge.progress import OnProgress
@@ -29,8 +29,8 @@ from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
 
 Measure = Literal["nothing", "needed", "missing", "again"]
-"""Measurements to take before planning: nothing; missing ones that can change the plan; all missing
-ones; all again."""
+"""Measurements to take before planning: nothing; a first look at what is missing and can change the
+plan; all missing ones; all again."""
 
 
 async def measured_proposal(
@@ -59,6 +59,10 @@ async def measured_proposal(
     notes = [*unused]
     sizes = with_kv_memory(sizes, facts_of(checkpoint, options), peers)
 
+    def look() -> None:
+        if ROUGH not in notes:
+            notes.append(ROUGH)
+
     def measured(*, only_known: bool) -> Awaitable[ClusterSpec]:
         return measured_cluster(
             peers,
@@ -70,6 +74,7 @@ async def measured_proposal(
             refresh=measure == "again",
             only_known=only_known,
             only_remembered=measure == "nothing",
+            on_rough=look if measure == "needed" else None,
         )
 
     only_known = measure == "needed" and not _can_change(peers, options)

@@ -57,6 +57,10 @@ class Overhead:
         }
 
 
+ROUGH = "speeds are from a first look; they are measured once nothing is asked"
+"""The note of a proposal from facts that were not all measured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
     """A plan, its predicted speed, and the facts that it was made from."""
@@ -93,6 +97,11 @@ class Proposal:
     @property
     def plan(self) -> Plan:
         return self.choice.plan
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether not all facts that it was made from were measured."""
+        return ROUGH in self.notes
 
     @property
     def context_tokens(self) -> int:

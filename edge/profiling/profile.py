@@ -53,6 +53,7 @@ _LEAST_REPEATS = 6
 _MOST_REPEATS = 20
 _LONGEST_CHUNK_S = 1.5
 _ATTENTION_REPEATS = 5
+_BRIEF_REPEATS = 3
 
 
 def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile:
@@ -63,11 +64,12 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
     weight_format = order.weight_format
     caches = Caches(site.budget_bytes)
     sample = weights_sample(order.model, weight_format, site.budget_bytes - caches.nbytes)
-    expert_s = expert_seconds(site, order, caches)
+    is_rough = order.is_brief or site.backend.is_stand_in
+    expert_s = None if is_rough else expert_seconds(site, order, caches)
     with contextlib.ExitStack() as stack:
         loaded = LoadedSample(site, sample, "whole", weight_format)
         stack.callback(loaded.close)
-        if site.backend.is_stand_in:
+        if is_rough:
             return _roughly(site, order, loaded, caches, busy=busy)
         steps = _steps(loaded)
 
@@ -134,9 +136,13 @@ def profile(site: Site, order: Profile, *, busy: tuple[str, ...]) -> PeerProfile
 def _roughly(
     site: Site, order: Profile, loaded: LoadedSample, caches: Caches, *, busy: tuple[str, ...]
 ) -> PeerProfile:
-    """Rough rates by two single steps, for stand-ins, on which more would take minutes."""
+    """Rough rates by two kinds of steps: a first look, or at a stand-in, on which more would take
+    minutes."""
     steps = (decode_step(1), chunk_step(REQUESTS))
-    seconds_per_byte = tuple(loaded.seconds(step) / loaded.nbytes for step in steps)
+    is_stand_in = site.backend.is_stand_in
+    seconds_per_byte = tuple(
+        _a_few(loaded, step, 0 if is_stand_in else _BRIEF_REPEATS) / loaded.nbytes for step in steps
+    )
     rates = ComputeRates(
         rows=(1, REQUESTS),
         seconds_per_byte=seconds_per_byte,
@@ -155,11 +161,18 @@ def _roughly(
     return PeerProfile(
         rates=rates,
         sample_bytes=loaded.nbytes,
-        sample=f"{in_words(loaded.sample)}, roughly: it stands in for a device that is not here",
+        sample=f"{in_words(loaded.sample)}, roughly: "
+        + ("it stands in for a device that is not here" if is_stand_in else "by a short look"),
         spread=0.0,
         is_unsteady=False,
         busy=busy,
     )
+
+
+def _a_few(loaded: LoadedSample, step: Step, more: int) -> float:
+    """The median of a few runs after the first one, which makes buffers; or the first one's."""
+    first_s = loaded.seconds(step)
+    return statistics.median([loaded.seconds(step) for _ in range(more)] or [first_s])
 
 
 def in_words(sample: Sample) -> str:

@@ -110,6 +110,22 @@ async def glance(
     return found.glance
 
 
+def times_of(seen: LinkGlance, *, small_bytes: int) -> LinkTimes:
+    """Rough times of a link that was only glanced at with small messages of this size."""
+    medium_bytes, echo_s = max(small_bytes, _GLANCE_BYTES), seen.echo_s.middle_s
+    there, back = (
+        medium_bytes / max(span.middle_s - echo_s, 0.1 * span.middle_s)
+        for span in (seen.there_s, seen.back_s)
+    )
+    latency_s = echo_s / 2 - small_bytes * (1 / there + 1 / back) / 2
+    return LinkTimes(
+        latency_s=max(latency_s, echo_s / 4),
+        there_bytes_per_s=there,
+        back_bytes_per_s=back,
+        glance=seen,
+    )
+
+
 async def _within(limit_s: float, link: Link, command: Callable[[], None], found: _Found) -> None:
     """Command the other end from a thread, then close the link."""
     timer = asyncio.get_running_loop().call_later(limit_s, link.close)

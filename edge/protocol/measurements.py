@@ -146,6 +146,8 @@ class Profile(Call[PeerProfile]):
     limits = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=SMALL.payload_bytes)
     model: ModelSpec
     weight_format: WeightFormat
+    is_brief: bool = False
+    """A short look: a few steps of the sample, for a first plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,12 @@ from edge.host.cache_paths import cache_root
 from edge.partition import ClusterSpec, Estimate, Move, UnderWay
 from edge.planning.able_peers import able_peers, needs_of
 from edge.planning.cluster_profile import measured_cluster
+from edge.planning.measured_proposal import measured_proposal
 from edge.planning.proposal import Proposal
 from edge.planning.proving import wrong_peers
 from edge.planning.rate_words import rate_in_words
 from edge.planning.repairing import moved_proposal
+from edge.progress import ignore_progress
 from edge.protocol.fastest_address import by_fastest_address, shared_networks
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.delivery import ship_ahead
@@ -88,6 +90,8 @@ class Joining:
         loop = asyncio.get_running_loop()
         if await self._takes_faster_network(there):
             return
+        if self._reloading.forecast.proposal.is_rough and not self._model.is_recovering:
+            await self._measure_all(there)
         if (new := self._new(there)) is None or loop.time() < self._next_move_s:
             return
         try:
@@ -98,6 +102,64 @@ class Joining:
         except EdgeError as error:
             _log.info("peers that joined are not used: %s", error)
             self._next_move_s = loop.time() + MOVES_APART_S
+
+    async def _measure_all(self, there: Sequence[PeerInfo]) -> None:
+        """Measure the devices that were only looked at, while nothing is asked, and move to another
+        plan if one pays now."""
+        before = self._planned = self._reloading.forecast.proposal
+        answering = {peer.id: peer for peer in (*self._reloading.peers.values(), *there)}
+        ids = [device.id for device in before.cluster.devices]
+        peers = [answering[id] for id in ids if id in answering]
+        if not await self._stays_idle(self._quiet_s):
+            return
+        options = self._reloading.options
+        try:
+            async with self._reloading.opened() as checkpoint:
+                if await self._all_measured(checkpoint, peers) is None:
+                    return
+                same = await measured_proposal(
+                    checkpoint,
+                    peers,
+                    replace(options, plan=before.plan),
+                    measure="nothing",
+                    on_progress=ignore_progress,
+                )
+                now = replace(before, cluster=same.cluster, notes=same.notes, choice=same.choice)
+                move, proposal = await moved_proposal(
+                    checkpoint,
+                    peers,
+                    options,
+                    before=now,
+                    measured=same.cluster,
+                    under_way=_under_way(self._model.answers),
+                )
+                if self._reloading.forecast.proposal is not before:
+                    return  # a device was lost meanwhile
+                self._reloading.forecast.replace(now)
+                self._planned = now
+                if proposal is not None and move.when != "idle":
+                    await self._move(checkpoint, peers, move, proposal, "the devices were measured")
+        except EdgeError as error:
+            _log.info("the devices were not measured: %s", error)
+
+    async def _all_measured(
+        self, checkpoint: Checkpoint, peers: Sequence[PeerInfo]
+    ) -> ClusterSpec | None:
+        """Facts of the peers, all of them measured. None if a request came meanwhile."""
+        weight_format = self._reloading.options.weight_format(checkpoint)
+        found = await self._unless_asked(
+            measured_cluster(
+                peers,
+                weight_format.graded(checkpoint.spec),
+                weight_format,
+                cache_root=cache_root(),
+                on_note=_log.info,
+                at_rest=(self._planned.plan.model,),
+            )
+        )
+        if found is None:
+            self._quiet_s = min(MOST_QUIET_S, 2 * self._quiet_s)
+        return found
 
     async def _takes_faster_network(self, there: Sequence[PeerInfo]) -> bool:
         """Move the links of the plan where a network has appeared that is measured to be faster, in
@@ -188,7 +250,10 @@ class Joining:
                 names = ", ".join(each.name for each in there)
                 _log.info("%s joined: no plan with them pays for a move", names)
             else:
-                await self._move(checkpoint, peers, move, proposal)
+                joined = [each.name for each in peers if each.id not in before.plan.devices]
+                names = [name for name in joined if name in _names(peers, proposal)]
+                reason = f"{', '.join(names)} joined"
+                await self._move(checkpoint, peers, move, proposal, reason)
             self._refused |= new  # set last, so that failed shipping is tried again
 
     async def _measured(
@@ -220,10 +285,7 @@ class Joining:
             return await ask(only=new)
         if lacking and not await self._stays_idle(self._quiet_s):
             return None
-        found = await self._unless_asked(ask(at_rest=(self._planned.plan.model,)))
-        if found is None:
-            self._quiet_s = min(MOST_QUIET_S, 2 * self._quiet_s)
-        return found
+        return await self._all_measured(checkpoint, peers)
 
     async def _unless_asked(self, ask: Coroutine[Any, Any, ClusterSpec]) -> ClusterSpec | None:
         """The result of `ask`; None if a request comes, which must not wait for a measurement."""
@@ -254,11 +316,14 @@ class Joining:
         return not self._model.answers
 
     async def _move(
-        self, checkpoint: Checkpoint, peers: Sequence[PeerInfo], move: Move, proposal: Proposal
+        self,
+        checkpoint: Checkpoint,
+        peers: Sequence[PeerInfo],
+        move: Move,
+        proposal: Proposal,
+        reason: str,
     ) -> None:
         assert move.to is not None
-        new = [peer.name for peer in peers if peer.id not in self._planned.plan.devices]
-        names = [name for name in new if name in _names(peers, proposal)]
         await ship_ahead(
             self._reloading.delivery(checkpoint, proposal, peers),
             {peer.id: peer for peer in peers},
@@ -266,7 +331,6 @@ class Joining:
         if self._reloading.forecast.proposal is not self._planned:
             return  # a device was lost meanwhile
         self._next_move_s = asyncio.get_running_loop().time() + MOVES_APART_S
-        reason = f"{', '.join(names)} joined"
         if move.before is not None and move.to.predicted is not None:
             rate, before = _rate(move.to.predicted), _rate(move.before)
             reason += f": {rate} tok/s predicted instead of {before}"
