@@ -183,8 +183,8 @@ class _Contention:
         inquiry = self._inquiry
         if not inquiry.refresh:
             known = inquiry.cache.crowds(group, inquiry.spec, inquiry.weight_format)
-            if known or inquiry.only_known or inquiry.only is not None:
-                return known
+            if known is not None or inquiry.only_known or inquiry.only is not None:
+                return known or ()
         if inquiry.on_rough is not None:
             inquiry.on_rough()
             return [_assumed(group)]
@@ -193,7 +193,7 @@ class _Contention:
         for count in counts(len(group)):
             trial = await rehearse(inquiry, fastest[:count], cluster)
             if trial is None:
-                return self._crowds(trials, cluster)
+                break
             trials.append(trial)
         crowds = self._crowds(trials, cluster)
         if not self._is_busy:

@@ -49,6 +49,7 @@ class LinkFacts:
             times = None if inquiry.refresh else inquiry.cache.link(source, target)
             if times is not None and (
                 inquiry.takes_as_known(source, target)
+                or (inquiry.on_rough is not None and source.host == target.host)
                 or not await self._has_changed(source, target, times)
             ):
                 found[source.id, target.id] = times

@@ -68,15 +68,15 @@ class FactsCache:
 
     def crowds(
         self, group: Sequence[PeerInfo], spec: ModelSpec, weight_format: WeightFormat
-    ) -> tuple[CrowdSpec, ...]:
-        """The measured contention of these peers, all that are used on one host; empty where it is
-        not cached for exactly these."""
+    ) -> tuple[CrowdSpec, ...] | None:
+        """The measured contention of these peers, all that are used on one host; empty where they
+        could not be tried together. None where it is not cached for exactly these."""
         members = sorted(map(device_key, group))
-        found: tuple[CrowdSpec, ...] = ()
+        found: tuple[CrowdSpec, ...] | None = None
         for peer in group:
             value = self._read(self._path(peer, spec, weight_format, of="host"))
             if value.get("members") != members:
-                return ()
+                return None
             with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError):
                 found = tuple(_crowd(each, peer.host) for each in value["crowds"])
         return found

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,5 +148,41 @@ def test_a_model_moves_to_who_joins_and_an_answer_to_who_comes_back(
             again = await model.generate(prompt, max_new_tokens=len(tokens))
             assert list(again.token_ids) == tokens
             assert tokens[:20] == endless_checkpoint.greedy(prompt, 20)
+
+    asyncio.run(main())
+
+
+def test_a_model_that_was_planned_by_a_first_look_moves_once_all_is_measured(
+    pair: Pair, measured: list[str], endless_checkpoint: TinyCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """In a quiet moment; the first look was wrong about who is slow."""
+
+    async def alone(rates: Any, peer: PeerInfo) -> PeerProfile:
+        is_brief = rates._inquiry.on_rough is not None
+        measured.append(f"{peer.name}, {'a look' if is_brief else 'measured'}")
+        return SLOW if (peer.name == "old") != is_brief else PROFILE
+
+    monkeypatch.setattr(cluster_profile._Rates, "_alone", alone)
+    prompt = endless_checkpoint.prompt(5)
+
+    async def main() -> None:
+        cluster = await edge.AsyncCluster.connect([pair.old.address, pair.new.address])
+        load = partial(
+            cluster.load, endless_checkpoint.path, dtype="float32", context_tokens=LONG_CONTEXT
+        )
+        async with cluster, await load() as model:
+            assert (names(model), model.proposal.is_rough) == (["old"], True)
+            before = await model.generate(prompt, max_new_tokens=10)
+            await until(lambda: model.recoveries, Looks(model))
+            (move,) = model.recoveries
+            assert move.reason.startswith("the devices were measured: ")
+            assert (names(model), model.proposal.is_rough) == (["new"], False)
+            after = await model.generate(prompt, max_new_tokens=10)
+            assert after.token_ids == before.token_ids
+        assert measured == [
+            *("old, a look", "new, a look"),
+            *("old, measured", "new, measured"),
+        ]
 
     asyncio.run(main())

@@ -286,7 +286,7 @@ def exaggerate(
         profile = replace(known, rates=scaled(known.rates, 1 / FASTER))
         cache.keep_profile(peer, checkpoint.spec, format_, profile)
     crowds = cache.crowds(cluster.peers, checkpoint.spec, format_)
-    at_no_cost = [replace(each, sum_s=(0.0,) * len(each.rows)) for each in crowds]
+    at_no_cost = [replace(each, sum_s=(0.0,) * len(each.rows)) for each in crowds or ()]
     cache.keep_crowds(cluster.peers, checkpoint.spec, format_, at_no_cost)
     for one, other in permutations(cluster.peers, 2):
         times = cache.link(one, other)

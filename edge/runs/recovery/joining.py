@@ -6,10 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from edge.answers.answer import Answer
 from edge.concurrency.blocking import run_blocking
@@ -29,18 +28,12 @@ from edge.protocol.peer_info import PeerInfo
 from edge.runs.delivery import ship_ahead
 from edge.runs.model import RunningModel
 from edge.runs.recovery.candidates import LOOK_EVERY_S, Candidates
+from edge.runs.recovery.quiet import Quiet
 from edge.runs.recovery.reloading import Reloading
 from edge.weights.checkpoint import Checkpoint
 
 MOVES_APART_S = 60.0
 """Seconds between two moves: the first has to pay for itself in this time."""
-
-QUIET_S, MOST_QUIET_S = 2.0, 60.0
-"""Seconds without an answer before devices of the plan are measured, so that prompts in quick
-succession are not disturbed. Doubled each time that a prompt interrupts a measurement."""
-
-_IDLE_LOOK_EVERY_S = 0.2
-"""Seconds between two checks for answers under way."""
 
 Peers = frozenset[tuple[str, int]]
 """Ids and epochs of peers."""
@@ -64,7 +57,7 @@ class Joining:
         self._next_move_s = 0.0
         self._networks: frozenset[tuple[str, str]] | None = None
         """The networks to the plan's peers at the last look."""
-        self._quiet_s = QUIET_S
+        self._quiet = Quiet(model)
         self._task = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
@@ -97,7 +90,7 @@ class Joining:
         try:
             if not (self._model.answers and new <= self._waiting):
                 await self._consider(there, new)
-            if new <= self._waiting and await self._idle_within(LOOK_EVERY_S):
+            if new <= self._waiting and await self._quiet.within(LOOK_EVERY_S):
                 await self._consider(there, new)
         except EdgeError as error:
             _log.info("peers that joined are not used: %s", error)
@@ -110,12 +103,12 @@ class Joining:
         answering = {peer.id: peer for peer in (*self._reloading.peers.values(), *there)}
         ids = [device.id for device in before.cluster.devices]
         peers = [answering[id] for id in ids if id in answering]
-        if not await self._stays_idle(self._quiet_s):
+        if not await self._quiet.comes():
             return
         options = self._reloading.options
         try:
             async with self._reloading.opened() as checkpoint:
-                if await self._all_measured(checkpoint, peers) is None:
+                if await self._quiet.measured(checkpoint, peers, options, self._model_name) is None:
                     return
                 same = await measured_proposal(
                     checkpoint,
@@ -142,25 +135,6 @@ class Joining:
         except EdgeError as error:
             _log.info("the devices were not measured: %s", error)
 
-    async def _all_measured(
-        self, checkpoint: Checkpoint, peers: Sequence[PeerInfo]
-    ) -> ClusterSpec | None:
-        """Facts of the peers, all of them measured. None if a request came meanwhile."""
-        weight_format = self._reloading.options.weight_format(checkpoint)
-        found = await self._unless_asked(
-            measured_cluster(
-                peers,
-                weight_format.graded(checkpoint.spec),
-                weight_format,
-                cache_root=cache_root(),
-                on_note=_log.info,
-                at_rest=(self._planned.plan.model,),
-            )
-        )
-        if found is None:
-            self._quiet_s = min(MOST_QUIET_S, 2 * self._quiet_s)
-        return found
-
     async def _takes_faster_network(self, there: Sequence[PeerInfo]) -> bool:
         """Move the links of the plan where a network has appeared that is measured to be faster, in
         a moment without an answer under way. The plan stays. Returns whether they move.
@@ -178,7 +152,7 @@ class Joining:
         if self._networks is None or networks <= self._networks:
             self._networks = networks
             return False
-        if not await self._idle_within(LOOK_EVERY_S):
+        if not await self._quiet.within(LOOK_EVERY_S):
             return False
         self._networks = networks
         found = await by_fastest_address(used)
@@ -199,6 +173,10 @@ class Joining:
         )
         self._model.move(reason, lambda on_end: self._reloading.by(proposal, on_end))
         return True
+
+    @property
+    def _model_name(self) -> str:
+        return self._planned.plan.model
 
     def _new(self, there: Sequence[PeerInfo]) -> Peers | None:
         """Peers that the plan was made without. None if there is nothing to consider."""
@@ -250,10 +228,9 @@ class Joining:
                 names = ", ".join(each.name for each in there)
                 _log.info("%s joined: no plan with them pays for a move", names)
             else:
-                joined = [each.name for each in peers if each.id not in before.plan.devices]
-                names = [name for name in joined if name in _names(peers, proposal)]
-                reason = f"{', '.join(names)} joined"
-                await self._move(checkpoint, peers, move, proposal, reason)
+                new_ids = set(proposal.plan.devices) - set(before.plan.devices)
+                joined = ", ".join(each.name for each in peers if each.id in new_ids)
+                await self._move(checkpoint, peers, move, proposal, f"{joined} joined")
             self._refused |= new  # set last, so that failed shipping is tried again
 
     async def _measured(
@@ -283,37 +260,11 @@ class Joining:
                 return None
             new = {peer.id for peer in peers} - set(self._planned.plan.devices)
             return await ask(only=new)
-        if lacking and not await self._stays_idle(self._quiet_s):
+        if lacking and not await self._quiet.comes():
             return None
-        return await self._all_measured(checkpoint, peers)
-
-    async def _unless_asked(self, ask: Coroutine[Any, Any, ClusterSpec]) -> ClusterSpec | None:
-        """The result of `ask`; None if a request comes, which must not wait for a measurement."""
-        measuring = asyncio.create_task(ask)
-        try:
-            while not measuring.done():
-                await asyncio.wait([measuring], timeout=_IDLE_LOOK_EVERY_S)
-                if self._model.answers and not measuring.done():
-                    return None
-            return measuring.result()
-        finally:
-            measuring.cancel()
-            await asyncio.gather(measuring, return_exceptions=True)
-
-    async def _stays_idle(self, for_s: float) -> bool:
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + for_s
-        while not self._model.answers and loop.time() < until_s:  # noqa: ASYNC110
-            await asyncio.sleep(_IDLE_LOOK_EVERY_S)
-        return not self._model.answers
-
-    async def _idle_within(self, limit_s: float) -> bool:
-        """Whether within `limit_s` there is a moment without an answer under way."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + limit_s
-        while self._model.answers and loop.time() < until_s:  # noqa: ASYNC110
-            await asyncio.sleep(_IDLE_LOOK_EVERY_S)
-        return not self._model.answers
+        return await self._quiet.measured(
+            checkpoint, peers, self._reloading.options, self._model_name
+        )
 
     async def _move(
         self,
@@ -336,11 +287,6 @@ class Joining:
             reason += f": {rate} tok/s predicted instead of {before}"
         _log.info("%s: a pause of %.1f s is predicted", reason, move.pause_s)
         self._model.move(reason, lambda on_end: self._reloading.by(proposal, on_end))
-
-
-def _names(peers: Sequence[PeerInfo], proposal: Proposal) -> list[str]:
-    names = {peer.id: peer.name for peer in peers}
-    return [names[id] for id in proposal.plan.devices]
 
 
 def _rate(estimate: Estimate) -> str:

@@ -13,7 +13,9 @@ def test_replies_of_one_plan_are_not_compared_with_the_counters_of_another() -> 
     """A device is lost after a slow reply: peers are asked once the model runs again."""
 
     def proposal() -> Any:
-        return SimpleNamespace(choice=SimpleNamespace(predicted=object()), plan=None)
+        return SimpleNamespace(
+            choice=SimpleNamespace(predicted=object()), plan=None, is_rough=False
+        )
 
     answers = ["a slow one"]
     forecast = SimpleNamespace(take=answers.clear)

@@ -52,6 +52,7 @@ def links(clients: Clients, notes: list[str]) -> tuple[LinkSpec, ...]:
         spec=SimpleNamespace(hidden_size=64),
         cache=SimpleNamespace(link=lambda *_: None, keep_link=lambda *_: None),
         refresh=True,
+        on_rough=None,
         may_measure=lambda *_: True,
         on_progress=lambda _: None,
         on_note=notes.append,

@@ -73,7 +73,7 @@ def test_what_is_not_known_is_measured_where_it_can_change_the_plan(tmp_path: Pa
             blind = await plans.propose("nothing")
             assert (plans.measured, blind.choice.predicted) == ([], None)
             assert len(blind.plan.devices) == 1, "a second one might be slower"
-            seen = await plans.propose()
+            seen = await plans.propose("missing")
             assert plans.measured == BOTH
             assert seen.choice.predicted is not None
             for measure in ("nothing", "needed", "missing"):
@@ -83,8 +83,23 @@ def test_what_is_not_known_is_measured_where_it_can_change_the_plan(tmp_path: Pa
             await plans.propose("again")
             assert plans.measured == BOTH
             forget_measured(plans.peers)
-            await plans.propose()
+            await plans.propose("missing")
             assert plans.measured == BOTH
+
+    asyncio.run(main())
+
+
+def test_a_load_takes_a_first_look_and_remembers_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with planner(tmp_path) as plans:
+            for _ in range(2):
+                rough = await plans.propose("needed")
+                assert plans.measured == ["null-0"], "the other one is set up alike"
+                assert rough.is_rough
+                assert rough.choice.predicted is not None
+            measured = await plans.propose("missing")
+            assert not measured.is_rough
+            assert not (await plans.propose("needed")).is_rough
 
     asyncio.run(main())
 
@@ -104,7 +119,7 @@ def test_one_device_is_not_measured_before_it_starts(tmp_path: Path) -> None:
 def test_a_plan_by_hand_waits_for_no_measurement(tmp_path: Path) -> None:
     async def main() -> None:
         async with planner(tmp_path) as plans:
-            plan = (await plans.propose(plan="pipeline")).plan
+            plan = (await plans.propose("missing", plan="pipeline")).plan
             by_hand = await plans.propose(plan=plan)
             assert (by_hand.plan, set(plans.measured) <= {""}) == (plan, True)
             assert by_hand.choice.predicted is not None
@@ -112,7 +127,7 @@ def test_a_plan_by_hand_waits_for_no_measurement(tmp_path: Path) -> None:
             unknown = await plans.propose(plan=plan)
             assert (unknown.choice.predicted, plans.measured) == (None, [])
             await plans.propose(plan=plan, wire="auto")
-            assert plans.measured == BOTH, "how activations travel depends on the link"
+            assert plans.measured == ["null-0"], "how activations travel depends on the link"
 
     asyncio.run(main())
 

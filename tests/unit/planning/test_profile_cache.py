@@ -143,14 +143,14 @@ def test_a_device_is_forgotten_in_all_models(cache: FactsCache) -> None:
 
 def test_what_peers_cost_each_other_is_known_of_just_these_peers(cache: FactsCache) -> None:
     crowd = replace(CROWD, host=A.host)
-    assert cache.crowds([A, B], SPEC, INT4) == ()
+    assert cache.crowds([A, B], SPEC, INT4) is None
     cache.keep_crowds([A, B], SPEC, INT4, [crowd])
     assert cache.crowds([B, A], SPEC, INT4) == (crowd,)
-    assert cache.crowds([A], SPEC, INT4) == ()
-    assert cache.crowds([A, B, replace(B, name="c")], SPEC, INT4) == ()
-    assert cache.crowds([A, B], replace(SPEC, hidden_size=2 * SPEC.hidden_size), INT4) == ()
+    assert cache.crowds([A], SPEC, INT4) is None
+    assert cache.crowds([A, B, replace(B, name="c")], SPEC, INT4) is None
+    assert cache.crowds([A, B], replace(SPEC, hidden_size=2 * SPEC.hidden_size), INT4) is None
     cache.forget_device(B)
-    assert cache.crowds([A, B], SPEC, INT4) == ()
+    assert cache.crowds([A, B], SPEC, INT4) is None
 
 
 def test_a_link_is_forgotten_from_either_end(cache: FactsCache) -> None:

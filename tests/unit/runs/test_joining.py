@@ -30,7 +30,9 @@ class Running:
     def __init__(self) -> None:
         self.forecast = SimpleNamespace(
             proposal=SimpleNamespace(
-                cluster=SimpleNamespace(devices=[OLD]), plan=SimpleNamespace(devices=("old",))
+                cluster=SimpleNamespace(devices=[OLD]),
+                plan=SimpleNamespace(devices=("old",)),
+                is_rough=False,
             )
         )
         self.plan = self.forecast.proposal.plan
