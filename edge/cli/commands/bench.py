@@ -77,6 +77,8 @@ def command(
     )
     with open_cluster(peers, options, model=model) as cluster:
         rates = cluster.memory_rates()
+        if len(cluster.peers) > 1:  # a prediction by a first look would say little
+            cluster.propose(model, options)
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         measured = run_benchmark(loaded, wanted, memory_rates=rates)
