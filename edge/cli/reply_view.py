@@ -221,7 +221,7 @@ def tell_drift(
     if adapt:
         remedy = "it is measured again"
     elif measures:
-        remedy = "it is measured again at the next load, with --adapt at once"
+        remedy = "it is measured again after the next load, with --adapt at once"
     tell(f"edge: {drift.message}; {remedy}")
     if adapt:
         model.close()
