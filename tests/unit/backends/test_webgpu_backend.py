@@ -146,8 +146,53 @@ for nbytes, sentence in ((most + 1, "larger than the graphics adapter"), (most, 
 @needs_swiftshader
 def test_memory_that_ends_is_noticed() -> None:
     """ONNX Runtime goes on with a buffer that was not made, and says nothing."""
+    _run_on_an_adapter(ON_AN_ADAPTER)
+
+
+OF_A_PROGRAM = """
+import gc, sys
+from dataclasses import replace
+from pathlib import Path
+import pytest
+from edge.backends.onnx.runtime import ort
+from edge.backends.webgpu import bindings
+from edge.errors import DeviceLostError
+from tests.support.program_contract import LIMITS, Kind, chunk, compute, decode
+folder = Path(sys.argv[1])
+def arrays_of_caches():
+    return [each for each in gc.get_objects()
+            if isinstance(each, ort.OrtValue) and len(each.shape()) == 4]
+with Kind("webgpu", folder).program() as program:
+    for path in folder.glob("*/weights"):
+        path.unlink()
+    for tokens in range(1, 5):  # a binding for each number
+        compute(program, chunk("a", tuple(range(tokens)), rows=tokens))
+        program.release("a")
+    assert not arrays_of_caches()
+    for position in range(2):  # a graph of another size, without the file of weights
+        compute(program, decode(("a", 1, position), ("b", 2, position)))
+    compute(program, chunk("a", (3,), 2))
+    program.release("a")
+    found = len(arrays_of_caches())
+    assert found == 6, f"{found} arrays, and one request has three layers"
+    def refuses(*arguments):
+        raise RuntimeError("mapping failed")
+    bindings.ort.OrtValue.numpy = refuses
+    with pytest.raises(DeviceLostError, match="mapping failed"):
+        program.put_rows("c", 0, program.new_rows(1))
+"""
+
+
+@needs_swiftshader
+def test_a_program_keeps_nothing_of_requests_that_ended(tmp_path: Path) -> None:
+    """Bindings held their arrays. Graphs of other sizes are made when the file of weights may be
+    gone, and what ONNX Runtime raises is an error of the adapter."""
+    _run_on_an_adapter(OF_A_PROGRAM, tmp_path)
+
+
+def _run_on_an_adapter(script: str, *arguments: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ON_AN_ADAPTER],
+        [sys.executable, "-c", script, *arguments],
         cwd=ROOT,
         env={**os.environ, **webgpu_environment()},
         capture_output=True,
