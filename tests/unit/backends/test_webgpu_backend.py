@@ -6,9 +6,9 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,30 +89,49 @@ def test_without_an_adapter_it_says_what_to_install() -> None:
         open_backend("webgpu", threads=1)
 
 
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, str]]:
+    """`usual_backend` of a host with an adapter, whose measurement is this code."""
+
+    def chosen(code: str) -> tuple[str, str]:
+        command = [sys.executable, "-c", code]
+        monkeypatch.setattr(registry, "edge_command", lambda _module: command)
+        monkeypatch.setattr(registry, "num_cuda_devices", lambda: 0)
+        monkeypatch.setattr(registry, "has_webgpu_package", lambda: True)
+        monkeypatch.setattr(registry, "gpu_adapters", lambda: [SimpleNamespace(name="Radeon")])
+        return usual_backend(threads=1)
+
+    return chosen
+
+
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.5, "webgpu"), (2.0, "ort")])
 def test_auto_takes_the_faster_device_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, chosen: str
+    measuring: Callable[[str], tuple[str, str]], seconds: float, chosen: str
 ) -> None:
-    class Timed:
-        device_name = "Radeon"
-
-        def __init__(self, seconds: float) -> None:
-            self.decode_seconds = lambda: seconds
-
-        def why_not(self) -> None:
-            return None
-
-    backends: dict[str, Any] = {"webgpu": Timed(seconds), "ort": Timed(1.0)}
-    monkeypatch.setattr(registry, "num_cuda_devices", lambda: 0)
-    monkeypatch.setattr(registry, "has_webgpu_package", lambda: True)
-    monkeypatch.setattr(registry, "gpu_adapters", lambda: ("an adapter",))
-    monkeypatch.setattr(registry, "_opened", lambda name, threads: backends[name])
-    backend, sentence = usual_backend(threads=1)
+    backend, sentence = measuring(f'print(\'{{"adapter_s": {seconds}, "processor_s": 1.0}}\')')
     assert backend == chosen
     times = {"webgpu": "2 times as fast", "ort": "0.5 times as fast"}[chosen]
     used = {"webgpu": "and is used", "ort": "and is not used"}[chosen]
     assert sentence.startswith(f"the graphics adapter (Radeon) computes {times}")
     assert sentence.endswith(used)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os._exit(3)", "its process ended with exit code 3"),
+        ("print('hello')", "its answer makes no sense"),
+        ('print(\'{"adapter_s": 0.0, "processor_s": 1.0}\')', "its answer makes no sense"),
+        ("print('\"no memory left\"')", "no memory left"),
+    ],
+)
+def test_an_adapter_that_cannot_be_measured_is_not_used(
+    measuring: Callable[[str], tuple[str, str]], code: str, why: str
+) -> None:
+    """And the peer starts: it computes on its processor."""
+    adapter = "the graphics adapter (Radeon)"
+    sentence = f"{adapter} is not used, because its measurement failed: {why}"
+    assert measuring(code) == ("ort", sentence)
 
 
 ON_AN_ADAPTER = """
