@@ -163,7 +163,7 @@ class Device:
         if _errors_are_seen:
             return
         try:
-            with self.used():
+            with _lock, _errors.watched(self.name):
                 ort.OrtValue.ortvalue_from_shape_and_type([_TOO_LARGE_BYTES], np.uint8, _NAME, 0)
         except (CapacityError, DeviceLostError):
             _errors_are_seen = True
