@@ -7,21 +7,34 @@ its name from `edge.protocol.peer_info`.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol, cast
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from edge.backends.interface import Backend
 from edge.errors import RequestError
+from edge.host.child_answers import NoAnswerError, answer_of
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.gpu_adapters import gpu_adapters, has_webgpu_package
+from edge.host.started_again import edge_command
 from edge.protocol.peer_info import BACKENDS
 
+_MOST_S = 60.0
+"""Longest time of a measurement of the graphics adapter. A driver compiles kernels in it."""
 
-class _Timed(Backend, Protocol):
-    """A back end whose device may be one of several of this host."""
 
-    def decode_seconds(self) -> float:
-        """Seconds of the products of a made-up token (`edge.backends.onnx.speed`)."""
-        ...
+_Seconds = Annotated[float, Meta(gt=0.0, lt=1e6)]
+_Sentence = Annotated[str, Meta(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """Seconds of the products of a made-up token (`edge.backends.onnx.speed`)."""
+
+    adapter_s: _Seconds
+    processor_s: _Seconds
 
 
 def usual_backend(*, threads: int) -> tuple[str, str]:
@@ -33,16 +46,30 @@ def usual_backend(*, threads: int) -> tuple[str, str]:
             return "triton", ""
     if not has_webgpu_package() or not gpu_adapters():
         return "ort", ""
-    adapter = _opened("webgpu", threads=threads)
-    if adapter.why_not() is not None:
-        return "ort", ""
-    processor = cast("_Timed", _opened("ort", threads=threads))
-    ratio = processor.decode_seconds() / cast("_Timed", adapter).decode_seconds()
+    adapter = f"the graphics adapter ({gpu_adapters()[0].name})"
+    try:
+        measured = _speeds(threads)
+    except NoAnswerError as error:
+        return "ort", f"{adapter} is not used, because its measurement failed: {error}"
+    ratio = measured.processor_s / measured.adapter_s
     is_used = ratio > 1
     return "webgpu" if is_used else "ort", (
-        f"the graphics adapter ({adapter.device_name}) computes {ratio:.2g} times as fast as this "
-        f"device's processor, and is {'used' if is_used else 'not used'}"
+        f"{adapter} computes {ratio:.2g} times as fast as this device's processor, and is "
+        f"{'used' if is_used else 'not used'}"
     )
+
+
+def _speeds(threads: int) -> Speeds:
+    """Raises NoAnswerError."""
+    command = [*edge_command("edge.backends.adapter_speed"), str(threads)]
+    answer = answer_of(command, most_s=_MOST_S)
+    try:
+        found: Speeds | str = msgspec.json.decode(answer, type=Speeds | _Sentence)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise NoAnswerError("its answer makes no sense") from error
+    if isinstance(found, str):
+        raise NoAnswerError(found)
+    return found
 
 
 def open_backend(name: str, *, threads: int) -> Backend:

@@ -56,6 +56,9 @@ COMMANDS = {
 }
 
 
+_STDERR = 2
+
+
 class _LazyGroup(click.Group):
     """Imports a command's module only when it is called, so that `--help` is instant."""
 
@@ -174,7 +177,13 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def _prepare_streams() -> None:
-    """Write characters that a terminal cannot show as `?`, so that no answer stops at one."""
+    """Write characters that a terminal cannot show as `?`, so that no answer stops at one.
+
+    The place of a closed stream is taken, so that no library writes its errors into a socket.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(descriptor)
     if sys.stdout is None:  # started with its output closed
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - open as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -11,15 +11,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import subprocess
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal, NoReturn, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
+from edge.host.child_answers import NoAnswerError, answer_of
 from edge.host.started_again import edge_command
 from edge.system.graphics import (
     GRAPHICS_API,
@@ -33,8 +31,6 @@ _MOST_S = 20.0
 WEBGPU_PACKAGE = "onnxruntime_ep_webgpu"
 
 _ALLOW_SOFTWARE = "EDGE_ALLOW_SOFTWARE_ADAPTER"
-
-_MOST_ANSWER_BYTES = 1 << 20
 
 AdapterKind = Literal["discrete", "integrated", "virtual", "software"]
 _KINDS = get_args(AdapterKind)
@@ -161,16 +157,6 @@ def no_adapter() -> NoAdapter:
     )
 
 
-def answer_parent(search: Callable[[], AdapterSearch]) -> NoReturn:
-    """Search, print the result for the process that waits for it, and end this process."""
-    answer = os.dup(1)
-    os.dup2(2, 1)  # drivers print, too
-    result = msgspec.json.encode(search())
-    with os.fdopen(answer, "wb") as file:
-        file.write(result)
-    os._exit(0)  # without unloading drivers, which may crash
-
-
 def _command() -> list[str]:
     return edge_command(f"edge.host.{GRAPHICS_API.lower()}_adapters")
 
@@ -178,34 +164,9 @@ def _command() -> list[str]:
 @functools.cache
 def _search() -> AdapterSearch:
     """The result of another process, checked."""
-    is_late = threading.Event()
-    with subprocess.Popen(
-        _command(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-
-        def end_it() -> None:
-            is_late.set()
-            process.kill()
-
-        limit = threading.Timer(_MOST_S, end_it)
-        limit.daemon = True
-        limit.start()
-        try:
-            assert process.stdout is not None, "a pipe"
-            answer = process.stdout.read(_MOST_ANSWER_BYTES + 1)
-            if len(answer) <= _MOST_ANSWER_BYTES:
-                process.wait()
-        finally:
-            limit.cancel()
-            process.kill()
-    if is_late.is_set():
-        return AdapterSearch(failure=f"it did not answer within {_MOST_S:g} s")
     try:
-        return msgspec.json.decode(answer, type=AdapterSearch)
+        return msgspec.json.decode(answer_of(_command(), most_s=_MOST_S), type=AdapterSearch)
+    except NoAnswerError as error:
+        return AdapterSearch(failure=str(error))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        if answer:
-            return AdapterSearch(failure="its answer makes no sense")
-        return AdapterSearch(failure=f"its process ended with exit code {process.returncode}")
+        return AdapterSearch(failure="its answer makes no sense")

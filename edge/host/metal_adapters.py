@@ -11,7 +11,8 @@ import platform
 from ctypes import c_bool, c_char_p, c_uint64, c_void_p
 from typing import Any
 
-from edge.host.gpu_adapters import AdapterSearch, GpuAdapter, answer_parent
+from edge.host.child_answers import answer_parent
+from edge.host.gpu_adapters import AdapterSearch, GpuAdapter
 from edge.system.graphics import graphics_library
 
 _OBJC = "/usr/lib/libobjc.A.dylib"

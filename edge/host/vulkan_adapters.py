@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from ctypes import byref, c_char, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any, ClassVar
 
-from edge.host.gpu_adapters import AdapterKind, AdapterSearch, GpuAdapter, answer_parent
+from edge.host.child_answers import answer_parent
+from edge.host.gpu_adapters import AdapterKind, AdapterSearch, GpuAdapter
 from edge.system.graphics import graphics_library
 
 _SUCCESS = 0

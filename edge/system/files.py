@@ -136,6 +136,14 @@ def nameless_file(folder: Path) -> int:
     return descriptor
 
 
+def memory_file() -> int:
+    """A descriptor for a new file without a name, in memory where the system has that: a full disk
+    loses nothing that is written to it."""
+    if sys.platform == "linux" and not PORTABLE:
+        return os.memfd_create("edge")
+    return nameless_file(Path(tempfile.gettempdir()))
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames within `folder` durable; Windows does so by itself."""
     if sys.platform != "win32":

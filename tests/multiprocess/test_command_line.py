@@ -495,3 +495,14 @@ def test_every_shell_is_told_how(shell: str) -> None:
     assert outcome.code == 0
     assert outcome.out.startswith("# To install: ")
     assert "_EDGE_COMPLETE" in outcome.out
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="of shells of Unix")
+def test_closed_streams_are_not_taken_by_other_files() -> None:
+    """Libraries, such as drivers of graphics adapters, write their errors there."""
+    code = (
+        "import os, edge.cli.main as cli; cli._prepare_streams();"
+        "assert all(os.path.samestat(os.fstat(each), os.stat(os.devnull)) for each in range(3))"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
+    assert subprocess.run(command, check=False).returncode == 0

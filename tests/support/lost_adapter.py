@@ -12,18 +12,23 @@ from edge.backends.webgpu import bindings
 from edge.cli.main import main
 
 _AS_DAWN_SAYS_IT = b"WebGPU device lost (1): VK_ERROR_DEVICE_LOST\n"
-_run = bindings.BoundGraph.run
 
 
-def _lost(self: bindings.BoundGraph, caches: Mapping[str, Any], options: Any) -> None:
-    begins = Path(os.environ["LOST_FROM"])
-    if begins.exists():
-        begins.unlink()
-        os.write(2, _AS_DAWN_SAYS_IT)
-        return  # nothing is computed, and nothing is raised
-    _run(self, caches, options)
+def _let_lose(graph: type[bindings.BoundGraph]) -> None:
+    run = graph.run
+
+    def lost(self: Any, caches: Mapping[str, Any], options: Any) -> None:
+        begins = Path(os.environ["LOST_FROM"])
+        if begins.exists():
+            begins.unlink()
+            os.write(2, _AS_DAWN_SAYS_IT)
+            return  # nothing is computed, and nothing is raised
+        run(self, caches, options)
+
+    graph.run = lost  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
-    bindings.BoundGraph.run = _lost  # type: ignore[method-assign]
+    _let_lose(bindings.BoundGraph)
+    _let_lose(bindings.RecordedGraph)
     main()

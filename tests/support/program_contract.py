@@ -319,6 +319,22 @@ def a_beginning_is_taken_over_or_shared(kind: Kind) -> None:
             assert compute(program, chunk("e", tuple(range(8)), 2)).size
 
 
+def a_beginning_that_was_shared_is_shared_again_or_swapped_out_before_its_first_step(
+    kind: Kind,
+) -> None:
+    limits = replace(LIMITS, requests=1, cached_tokens=40)
+    with kind.program(limits=limits, kv_tier=MemoryKVTier(1 << 20)) as program:
+        compute(program, chunk("a", PROMPT[:3], rows=0))
+        expected = compute(program, chunk("a", PROMPT[3:], 3))
+        assert program.take("b", "a", 3, moves=False) == 3
+        assert program.take("c", "b", 3, moves=False) == 3
+        program.swap_out("c")
+        program.release("a")
+        for name in ("c", "b"):
+            assert compute(program, chunk(name, PROMPT[3:], 3)).tobytes() == expected.tobytes()
+            program.release(name)
+
+
 def rows_agree_where_that_is_said(kind: Kind) -> None:
     """To the last bit, in any steps of an even number of tokens, and an odd one at the end."""
     tokens = tuple(range(1, 14))
@@ -535,6 +551,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         what_is_swapped_out_comes_back_to_the_bit,
         what_has_no_room_out_of_memory_stays,
         a_beginning_is_taken_over_or_shared,
+        a_beginning_that_was_shared_is_shared_again_or_swapped_out_before_its_first_step,
         rows_agree_where_that_is_said,
         batches_agree_where_that_is_said,
         rows_are_taken_by_a_program_like_the_one_that_gave_them,

@@ -97,7 +97,7 @@ class WebGpuBackend:
             return why_no_adapter()
         try:
             self._opened()
-        except RequestError as error:
+        except Exception as error:  # onnxruntime and the loader of its library raise plain ones
             return str(error)
         return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,10 @@ class Bound(Protocol):
 
     def run(self, caches: Mapping[str, ort.OrtValue], options: ort.RunOptions) -> None:
         """Run it once. caches: keys, values and states, by input and output."""
+        ...
+
+    def holds(self, arrays: Collection[int]) -> bool:
+        """Whether one of these arrays of caches, by `id`, is bound."""
         ...
 
     def release(self) -> None:
@@ -89,6 +93,9 @@ class BoundGraph:
                 if self._bound.get(name) is not array:
                     bind(name, array)
                     self._bound[name] = array
+
+    def holds(self, arrays: Collection[int]) -> bool:
+        return any(id(each) in arrays for each in self._bound.values())
 
     def release(self) -> None:
         """Free what it holds beside its arrays: nothing."""
@@ -188,9 +195,20 @@ class Bindings:
         self._by_shape: OrderedDict[StepShape, dict[int, Bound]] = OrderedDict()
 
     def clear(self) -> None:
-        for bound in self._by_shape.values():
-            _release(bound)
-        self._by_shape.clear()
+        with self._device.used():
+            while self._by_shape:
+                _release(self._by_shape.popitem()[1])
+
+    def let_go(self, arrays: Collection[int]) -> None:
+        """Drop the bound graphs that hold one of these arrays, by `id`, which are freed next."""
+        with self._device.used():
+            stale = [
+                shape
+                for shape, bound in self._by_shape.items()
+                if any(graph.holds(arrays) for graph in bound.values())
+            ]
+            for shape in stale:
+                _release(self._by_shape.pop(shape))
 
     def of(self, index: int, shape: StepShape, buffers: StepBuffers, side: SideInputs) -> Bound:
         """A graph, bound for steps of this shape."""
@@ -323,6 +341,9 @@ class _Compared:
                 for each, found in expected.items():
                     self._recorded.to_host[each][...] = found
                 return
+
+    def holds(self, arrays: Collection[int]) -> bool:
+        return self._recorded.holds(arrays)
 
     def release(self) -> None:
         self._recorded.release()

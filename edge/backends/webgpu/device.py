@@ -23,7 +23,7 @@ from edge.backends.onnx.process import prepare_process
 from edge.backends.onnx.runtime import ort
 from edge.backends.webgpu.attention_probe import attends_rightly
 from edge.backends.webgpu.errors import ErrorLog
-from edge.errors import CapacityError, DeviceLostError, RequestError
+from edge.errors import CapacityError, DeviceLostError, EdgeError, RequestError
 from edge.host.free_memory import format_size
 from edge.host.gpu_adapters import (
     WEBGPU_PACKAGE,
@@ -81,9 +81,18 @@ class Device:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Context of every use of the adapter."""
-        with _lock, _errors.watched(self.name):
-            yield
+        """Context of every use of the adapter, and of the end of what lies there. Errors of ONNX
+        Runtime, which are plain exceptions, are those of the adapter."""
+        with _lock:
+            try:
+                with _errors.watched(self.name):
+                    yield
+            except (EdgeError, OSError):  # OSError: of a file
+                raise
+            except Exception as error:
+                raise DeviceLostError(
+                    f"the graphics adapter ({self.name}) failed: {error}"
+                ) from error
 
     def session(self, model: bytes, *, captures: bool = False) -> ort.InferenceSession:
         """A session whose nodes run on the adapter; those that it lacks run on the CPU.
@@ -97,16 +106,17 @@ class Device:
         options.enable_mem_pattern = not captures
         chosen = {"enableGraphCapture": "1"} if captures else {}
         options.add_provider_for_devices([self._ep_device], chosen)
-        with self.used():
+        with _lock, _errors.watched(self.name):
             return ort.InferenceSession(model, options)
 
     def copy_bytes_per_s(self) -> float:
         """The best rate of a few copies to the adapter."""
         sample, best_s = np.zeros(_MEASURED_BYTES, np.uint8), math.inf
-        for _ in range(_MEASURED_COPIES):
-            start_s = time.perf_counter()
-            self.put(sample)
-            best_s = min(best_s, time.perf_counter() - start_s)
+        with self.used():
+            for _ in range(_MEASURED_COPIES):
+                start_s = time.perf_counter()
+                self.put(sample)
+                best_s = min(best_s, time.perf_counter() - start_s)
         return _MEASURED_BYTES / best_s
 
     def put(self, array: NDArray[Any]) -> ort.OrtValue:
@@ -153,7 +163,7 @@ class Device:
         if _errors_are_seen:
             return
         try:
-            with self.used():
+            with _lock, _errors.watched(self.name):
                 ort.OrtValue.ortvalue_from_shape_and_type([_TOO_LARGE_BYTES], np.uint8, _NAME, 0)
         except (CapacityError, DeviceLostError):
             _errors_are_seen = True

@@ -8,14 +8,13 @@ the adapter is in it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 
 from edge.errors import CapacityError, DeviceLostError
+from edge.system.files import memory_file
 
 _STDERR = 2
 _MOST_BYTES = 1 << 16
@@ -42,9 +41,7 @@ class ErrorLog:
             yield
             return
         if self._descriptor < 0:
-            file = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the process
-            atexit.register(file.close)
-            self._descriptor = file.fileno()
+            self._descriptor = memory_file()
         self._depth += 1
         stderr = _duplicate()
         try:

@@ -143,13 +143,14 @@ class DeviceWeights:
     def __init__(self, arrays: ShardArrays, device: Device) -> None:
         self._arrays = arrays
         self._device = device
-        self._vectors = {vector.name for vector in arrays.layout.vectors}
+        self._vectors = {each.name: arrays.read(each.name) for each in arrays.layout.vectors}
+        """Read now, because the file may be gone when graphs of another size are made."""
         self.on_device: dict[str, ort.OrtValue] = {}
 
     def declared(self, name: str) -> Weight:
         """A tensor as graphs declare it."""
         if name in self._vectors:
-            return self._arrays.read(name)
+            return self._vectors[name]
         entry = self._arrays.entry(name)
         shape = entry.shape[::-1] if name.endswith(_TRANSPOSED) else entry.shape
         return FedTensor(dtype=numpy_dtype(entry.dtype), shape=shape)

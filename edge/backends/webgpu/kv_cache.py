@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,10 @@ class _Held:
     arriving: dict[int, tuple[Rows, Rows]] = field(default_factory=dict)
     """Keys and values of layers that were read and are not on the adapter yet."""
 
+    def arrays(self) -> list[ort.OrtValue | None]:
+        pairs = [each for pair in self.layers for each in (pair.keys, pair.values)]
+        return [*pairs, *(self.states or ()), *self.next_states]
+
 
 class DeviceCache:
     """The caches of all requests. See `edge.backends.kv_swap.Pool`."""
@@ -93,6 +97,8 @@ class DeviceCache:
         self._places: dict[int, list[ort.OrtValue]] = {}
         """Saved states by place."""
         self._moves = _Moves(device)
+        self.let_go: Callable[[Collection[int]], None] = lambda _arrays: None
+        """Called with the `id` of arrays that are freed: bindings that hold them end."""
 
     @property
     def num_requests(self) -> int:
@@ -132,8 +138,10 @@ class DeviceCache:
         held = self._held[slot]
         if length < held.length:
             held.length = length
-            for index in range(len(held.layers)):
-                self._resize(held, index, self._room(length))
+            room = self._room(length)
+            for index, pair in enumerate(held.layers):
+                if pair.keys is None or int(pair.keys.shape()[2]) > room:
+                    self._resize(held, index, room)
 
     def rename(self, request: str, to: str) -> None:
         self._slots[to] = self._slots.pop(request)
@@ -141,7 +149,8 @@ class DeviceCache:
     def release(self, request: str) -> None:
         slot = self._slots.pop(request, None)
         if slot is not None:
-            del self._held[slot]
+            with self._device.used():
+                self._let_go(self._held.pop(slot).arrays())
 
     def place(self, step: Step) -> list[int]:
         """Make room for the step's tokens. Returns the slots of its requests."""
@@ -198,6 +207,7 @@ class DeviceCache:
         ]
 
     def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
+        self.bring(slot, index, last)
         pair = self._held[slot].layers[index]
         assert pair.keys is not None
         assert pair.values is not None
@@ -223,7 +233,11 @@ class DeviceCache:
                 self._put(held, index, 0, *held.arriving.pop(index))
 
     def drop_layer(self, index: int, slot: int) -> None:
-        self._held[slot].layers[index] = _Pair()
+        held = self._held[slot]
+        with self._device.used():
+            pair, held.layers[index] = held.layers[index], _Pair()
+            self._let_go((pair.keys, pair.values))
+            del pair
 
     def new_rows(self, tokens: int) -> list[Rows]:
         """Arrays for keys and values of `tokens` tokens in every layer, as `put` takes them."""
@@ -262,13 +276,20 @@ class DeviceCache:
 
     def drop_states(self, slot: int) -> None:
         held = self._held[slot]
-        held.states, held.next_states = None, []
+        with self._device.used():
+            self._let_go((*(held.states or ()), *held.next_states))
+            held.states, held.next_states = None, []
 
     def clear(self) -> None:
         """Forget every request and every place."""
-        self._slots.clear()
-        self._held.clear()
-        self._places.clear()
+        for request in list(self._slots):
+            self.release(request)
+        with self._device.used():
+            self._places.clear()
+
+    def _let_go(self, arrays: Sequence[ort.OrtValue | None]) -> None:
+        """End the bindings of arrays that are freed next, with the device's lock held."""
+        self.let_go({id(each) for each in arrays if each is not None})
 
     def _states_of(self, slot: int) -> list[ort.OrtValue]:
         states = self._held[slot].states
@@ -281,7 +302,10 @@ class DeviceCache:
         if held.states is None:
             self._check_states()
             held.next_states = self._empty_states()
-        held.states = [self._device.put(each) for each in states]
+            held.states = [self._device.put(each) for each in states]
+            return
+        for array, state in zip(held.states, states, strict=True):
+            self._device.write(array, state)
 
     def _check_states(self) -> None:
         """Raises KeyError unless one more request may have states."""
@@ -304,12 +328,13 @@ class DeviceCache:
 
     def _resize(self, held: _Held, index: int, room: int) -> None:
         """Give a layer room for so many tokens; it keeps those that fit."""
-        pair = held.layers[index]
-        keys, values = (
-            self._moves.resized(old, self._new(index, room), held.length)
-            for old in (pair.keys, pair.values)
-        )
-        held.layers[index] = _Pair(keys, values)
+        with self._device.used():
+            old = held.layers[index]
+            keys = self._moves.resized(old.keys, self._new(index, room), held.length)
+            values = self._moves.resized(old.values, self._new(index, room), held.length)
+            held.layers[index] = _Pair(keys, values)
+            self._let_go((old.keys, old.values))
+            del old
 
     def _new(self, index: int, room: int) -> ort.OrtValue:
         heads, elements = self._heads[index]

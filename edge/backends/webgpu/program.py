@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from edge.backends.webgpu.bindings import Bindings
 from edge.backends.webgpu.device import Device
 from edge.backends.webgpu.graphs import DeviceGraphs
 from edge.backends.webgpu.kv_cache import DeviceCache
-from edge.errors import CapacityError, DeviceLostError, EdgeError, RequestError
+from edge.errors import CapacityError, DeviceLostError, RequestError
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
@@ -56,6 +57,7 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
         self._ends: list[int] = []
         """Tokens of each of them after the step."""
         self._bindings = Bindings(spec, layout, limits, graphs, device, self._cache)
+        self._cache.let_go = self._bindings.let_go
 
     @property
     def disk_wait_s(self) -> float:
@@ -92,18 +94,35 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
         slot = self._cache.open(request)
         if not self._cache.can_cut or self._cache.length(slot) < last:
             return None
-        self._cache.arrive()
         layers = range(self._cache.shape.num_layers)
-        return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
+        with self._losing():
+            return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         if not self._cache.can_cut:
             raise RequestError("keys and values alone do not restore a model with states")
         slot = self._cache.open(request)
-        for layer in range(self._cache.shape.num_layers):
-            keys, values = rows[2 * layer : 2 * layer + 2]
-            self._cache.put(layer, slot, first, keys, values)
-            self._cache.wrote(slot, first + keys.shape[1])
+        with self._losing():
+            for layer in range(self._cache.shape.num_layers):
+                keys, values = rows[2 * layer : 2 * layer + 2]
+                self._cache.put(layer, slot, first, keys, values)
+                self._cache.wrote(slot, first + keys.shape[1])
+
+    def swap_out(self, request: str) -> None:
+        with self._losing():
+            super().swap_out(request)
+
+    def keep(self, request: str, tokens: int) -> None:
+        with self._losing():
+            super().keep(request, tokens)
+
+    def save_state(self, request: str, tokens: int, place: int) -> None:
+        with self._losing():
+            super().save_state(request, tokens, place)
+
+    def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
+        with self._losing():
+            return super().take(request, source, tokens, moves=moves)
 
     def release(self, request: str) -> None:
         self._cache.release(request)
@@ -118,18 +137,29 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
         return True
 
     def close(self) -> None:
-        self._bindings.clear()
         self._moves.close()
         self._cache.clear()
-        self._graphs.close()
+        with self._device.used():
+            self._bindings.clear()
+            self._graphs.close()
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        """Context in which too little of the adapter's memory is its loss, too. A step that was
+        interrupted is none."""
+        try:
+            yield
+        except (CapacityError, DeviceLostError) as error:
+            if self._run_options.terminate:
+                raise RuntimeError("the step was told to terminate") from error
+            self._device.is_lost = True
+            raise DeviceLostError(str(error)) from error
 
     def _place(self, step: Step) -> tuple[int, bool]:
-        self._moves.arrive(step)
-        try:
+        with self._losing():
+            self._moves.arrive(step)
             self._cache.arrive()
             self._slots = self._cache.place(step)
-        except CapacityError as error:
-            raise DeviceLostError(str(error)) from error
         self._ends = [entry.end for entry in step.entries]
         return 0, False
 
@@ -147,22 +177,8 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
             self._cache.wrote(own, end)
 
     def _compute(self, index: int, shape: StepShape) -> None:
-        try:
-            self._compute_here(index, shape)
-        except EdgeError as error:  # of the adapter, or too little of its memory
-            self._device.is_lost = True
-            raise DeviceLostError(str(error)) from error
-        except Exception as error:  # onnxruntime raises plain exceptions
-            if self._run_options.terminate:
-                raise
-            self._device.is_lost = True
-            raise DeviceLostError(
-                f"the graphics adapter ({self._device.name}) failed: {error}"
-            ) from error
-
-    def _compute_here(self, index: int, shape: StepShape) -> None:
         layer = self._graphs.segments[index].cache_layer
-        with self._device.used():
+        with self._losing(), self._device.used():
             if layer is not None and self._limits.exceeds_memory:
                 for slot, end in zip(self._slots, self._ends, strict=True):
                     self._cache.bring(slot, self._cache.numbers[layer], end)

@@ -6,9 +6,9 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,30 +89,49 @@ def test_without_an_adapter_it_says_what_to_install() -> None:
         open_backend("webgpu", threads=1)
 
 
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, str]]:
+    """`usual_backend` of a host with an adapter, whose measurement is this code."""
+
+    def chosen(code: str) -> tuple[str, str]:
+        command = [sys.executable, "-c", code]
+        monkeypatch.setattr(registry, "edge_command", lambda _module: command)
+        monkeypatch.setattr(registry, "num_cuda_devices", lambda: 0)
+        monkeypatch.setattr(registry, "has_webgpu_package", lambda: True)
+        monkeypatch.setattr(registry, "gpu_adapters", lambda: [SimpleNamespace(name="Radeon")])
+        return usual_backend(threads=1)
+
+    return chosen
+
+
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.5, "webgpu"), (2.0, "ort")])
 def test_auto_takes_the_faster_device_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, chosen: str
+    measuring: Callable[[str], tuple[str, str]], seconds: float, chosen: str
 ) -> None:
-    class Timed:
-        device_name = "Radeon"
-
-        def __init__(self, seconds: float) -> None:
-            self.decode_seconds = lambda: seconds
-
-        def why_not(self) -> None:
-            return None
-
-    backends: dict[str, Any] = {"webgpu": Timed(seconds), "ort": Timed(1.0)}
-    monkeypatch.setattr(registry, "num_cuda_devices", lambda: 0)
-    monkeypatch.setattr(registry, "has_webgpu_package", lambda: True)
-    monkeypatch.setattr(registry, "gpu_adapters", lambda: ("an adapter",))
-    monkeypatch.setattr(registry, "_opened", lambda name, threads: backends[name])
-    backend, sentence = usual_backend(threads=1)
+    backend, sentence = measuring(f'print(\'{{"adapter_s": {seconds}, "processor_s": 1.0}}\')')
     assert backend == chosen
     times = {"webgpu": "2 times as fast", "ort": "0.5 times as fast"}[chosen]
     used = {"webgpu": "and is used", "ort": "and is not used"}[chosen]
     assert sentence.startswith(f"the graphics adapter (Radeon) computes {times}")
     assert sentence.endswith(used)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os._exit(3)", "its process ended with exit code 3"),
+        ("print('hello')", "its answer makes no sense"),
+        ('print(\'{"adapter_s": 0.0, "processor_s": 1.0}\')', "its answer makes no sense"),
+        ("print('\"no memory left\"')", "no memory left"),
+    ],
+)
+def test_an_adapter_that_cannot_be_measured_is_not_used(
+    measuring: Callable[[str], tuple[str, str]], code: str, why: str
+) -> None:
+    """And the peer starts: it computes on its processor."""
+    adapter = "the graphics adapter (Radeon)"
+    sentence = f"{adapter} is not used, because its measurement failed: {why}"
+    assert measuring(code) == ("ort", sentence)
 
 
 ON_AN_ADAPTER = """
@@ -146,8 +165,53 @@ for nbytes, sentence in ((most + 1, "larger than the graphics adapter"), (most, 
 @needs_swiftshader
 def test_memory_that_ends_is_noticed() -> None:
     """ONNX Runtime goes on with a buffer that was not made, and says nothing."""
+    _run_on_an_adapter(ON_AN_ADAPTER)
+
+
+OF_A_PROGRAM = """
+import gc, sys
+from dataclasses import replace
+from pathlib import Path
+import pytest
+from edge.backends.onnx.runtime import ort
+from edge.backends.webgpu import bindings
+from edge.errors import DeviceLostError
+from tests.support.program_contract import LIMITS, Kind, chunk, compute, decode
+folder = Path(sys.argv[1])
+def arrays_of_caches():
+    return [each for each in gc.get_objects()
+            if isinstance(each, ort.OrtValue) and len(each.shape()) == 4]
+with Kind("webgpu", folder).program() as program:
+    for path in folder.glob("*/weights"):
+        path.unlink()
+    for tokens in range(1, 5):  # a binding for each number
+        compute(program, chunk("a", tuple(range(tokens)), rows=tokens))
+        program.release("a")
+    assert not arrays_of_caches()
+    for position in range(2):  # a graph of another size, without the file of weights
+        compute(program, decode(("a", 1, position), ("b", 2, position)))
+    compute(program, chunk("a", (3,), 2))
+    program.release("a")
+    found = len(arrays_of_caches())
+    assert found == 6, f"{found} arrays, and one request has three layers"
+    def refuses(*arguments):
+        raise RuntimeError("mapping failed")
+    bindings.ort.OrtValue.numpy = refuses
+    with pytest.raises(DeviceLostError, match="mapping failed"):
+        program.put_rows("c", 0, program.new_rows(1))
+"""
+
+
+@needs_swiftshader
+def test_a_program_keeps_nothing_of_requests_that_ended(tmp_path: Path) -> None:
+    """Bindings held their arrays. Graphs of other sizes are made when the file of weights may be
+    gone, and what ONNX Runtime raises is an error of the adapter."""
+    _run_on_an_adapter(OF_A_PROGRAM, tmp_path)
+
+
+def _run_on_an_adapter(script: str, *arguments: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ON_AN_ADAPTER],
+        [sys.executable, "-c", script, *arguments],
         cwd=ROOT,
         env={**os.environ, **webgpu_environment()},
         capture_output=True,

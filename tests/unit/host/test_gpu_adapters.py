@@ -155,7 +155,8 @@ def test_a_driver_that_hangs_is_ended(
 def test_what_drivers_print_and_their_end_do_no_harm(child: Callable[[str], None]) -> None:
     child(
         "import atexit, os\n"
-        "from edge.host.gpu_adapters import AdapterSearch, answer_parent\n"
+        "from edge.host.child_answers import answer_parent\n"
+        "from edge.host.gpu_adapters import AdapterSearch\n"
         "atexit.register(lambda: os._exit(9))\n"
         "def search():\n"
         "    os.write(1, b'MESA: warning')\n"
