@@ -243,11 +243,15 @@ class CacheMoves:
                 if not entry.position and entry.request in self._pool:
                     self._pool.release(entry.request)  # other shards had none of its prefix
             self._check_order(step)
-        for entry in step.entries:
-            if entry.request in self._pool:  # other shards may have had less of its prefix
-                slot = self._pool.open(entry.request)
-                self._pool.wrote(slot, min(entry.position, self._pool.length(slot)))
+        kept: dict[int, int] = {}
+        """Tokens before the step, by slot: other shards may have had less of a prefix."""
         tokens = self._pool.num_tokens + sum(len(entry.tokens) for entry in step.entries)
+        for entry in step.entries:
+            if entry.request in self._pool:
+                slot = self._pool.open(entry.request)
+                length = self._pool.length(slot)
+                kept[slot] = min(entry.position, length)
+                tokens -= length - kept[slot]
         tokens += sum(self._away.get(request, 0) for request in requests)
         others = self._pool.num_requests - sum(request in self._pool for request in requests)
         is_alone = step.batch == 1 and not others and self._tier is not None
@@ -255,6 +259,8 @@ class CacheMoves:
             raise RequestError(
                 f"{tokens} tokens under way", remedy=f"memory is kept for {self._room_tokens}"
             )
+        for slot, length in kept.items():
+            self._pool.wrote(slot, length)
         start_s = time.perf_counter()
         for request in requests:
             slot = self._open(request)

@@ -161,6 +161,9 @@ def steps_that_do_not_fit_are_refused_and_change_nothing(kind: Kind) -> None:
             compute(program, chunk("b", PROMPT, position, rows=0))
         compute(program, chunk("b", (1,), 3 + 2 * LENGTH))
         refused(chunk("a", (1,), LENGTH), "17 tokens under way; memory is kept for 16")
+        first = LENGTH - 2
+        refused(chunk("a", (1,) * 4, first), "18 tokens under way; memory is kept for 16")
+        assert program.rows("a", 0, LENGTH) is not None, "it is not cut to the refused step's start"
         program.release("b")
         program.release("nobody")
         assert compute(program, chunk("c", PROMPT)).tobytes() == expected.tobytes()

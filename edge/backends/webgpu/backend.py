@@ -38,6 +38,10 @@ from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 
+ROUNDED_TO = 0.75
+"""Share of an adapter's memory that arrays may have: the provider rounds their sizes up, those of
+7 B models in int4 by a third."""
+
 KEPT_FREE_BYTES = 1 << 30
 """Memory of an adapter that is left for its driver and for a desktop."""
 
@@ -75,7 +79,7 @@ class WebGpuBackend:
         if adapter is None or not self.has_own_memory:
             return usable_memory_bytes()
         free_bytes = adapter.memory_bytes if adapter.free_bytes is None else adapter.free_bytes
-        return max(free_bytes - KEPT_FREE_BYTES, free_bytes // 2)
+        return int(max(free_bytes - KEPT_FREE_BYTES, free_bytes // 2) * ROUNDED_TO)
 
     def copy_bytes_per_s(self) -> float | None:
         return self._opened().copy_bytes_per_s() if self.has_own_memory else None

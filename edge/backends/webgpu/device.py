@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edge.backends.onnx.process import prepare_process
 from edge.backends.onnx.runtime import ort
 from edge.backends.webgpu.attention_probe import attends_rightly
-from edge.backends.webgpu.errors import ErrorLog
+from edge.backends.webgpu.errors import AFTER_A_FAILURE, ErrorLog
 from edge.errors import CapacityError, DeviceLostError, EdgeError, RequestError
 from edge.host.free_memory import format_size
 from edge.host.gpu_adapters import (
@@ -91,7 +91,7 @@ class Device:
                 raise
             except Exception as error:
                 raise DeviceLostError(
-                    f"the graphics adapter ({self.name}) failed: {error}"
+                    f"the graphics adapter ({self.name}) failed: {error}", remedy=AFTER_A_FAILURE
                 ) from error
 
     def session(self, model: bytes, *, captures: bool = False) -> ort.InferenceSession:

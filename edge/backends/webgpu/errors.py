@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from edge.errors import CapacityError, DeviceLostError
 from edge.system.files import memory_file
 
+AFTER_A_FAILURE = "if it stays so, start the peer again"
+
 _STDERR = 2
 _MOST_BYTES = 1 << 16
 """Bytes of the log that are searched. One error brings many others, and the first one counts."""
@@ -90,4 +92,4 @@ def _error_in(written: bytes, name: str) -> Exception | None:
             remedy="end other programs that use it, give the peer less --memory, or share the "
             "model with more peers",
         )
-    return DeviceLostError(f"the graphics adapter ({name}) failed: {why}")
+    return DeviceLostError(f"the graphics adapter ({name}) failed: {why}", remedy=AFTER_A_FAILURE)
