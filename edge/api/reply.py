@@ -168,6 +168,7 @@ class ReplyFeed:
     def _restored(self, journal: Journal) -> bool:
         """Take the tokens of the journal. Returns whether the answer is complete with them."""
         self._answer.singly = journal.content.singly
+        self._answer.together = journal.content.together
         for each in journal.content.tokens:
             token = self._text.restore(each.token_id, each.end, each.logprobs)
             self._answer.tokens.append(each.token_id)
@@ -209,7 +210,9 @@ class ReplyFeed:
         if self._journal is not None:
             if len(self._text.token_ids) == 1:
                 self._journal.begun(self._answer.singly)
-            self._journal.token(token_id, token.finish_reason, logprobs)
+            self._journal.token(
+                token_id, token.finish_reason, logprobs, together=self._answer.ends_together
+            )
         self._mailbox.put_nowait(token)
         return token.finish_reason is not None
 
@@ -231,7 +234,7 @@ class ReplyFeed:
             self.end()
             self._recovered = slice(self._recovered.start, len(self._model.recoveries))
             figures = self._text.statistics()
-            if "resumed_tokens" not in figures:
+            if "resumed_tokens" not in figures and not self._answer.passes.drafted:
                 self._forecast.note(
                     prompt_tokens=figures["prompt_tokens"],
                     new_tokens=figures["new_tokens"],
@@ -259,6 +262,11 @@ class ReplyFeed:
             raise RequestError("the reply is not finished; iterate to its end first")
         statistics = made.statistics()
         statistics["found_tokens"] = self._answer.found_tokens
+        passes = self._answer.passes
+        if passes.drafted:
+            statistics["drafted_tokens"] = passes.drafted
+            statistics["accepted_tokens"] = passes.accepted
+            statistics["tokens_per_pass"] = passes.tokens / passes.passes
         predicted = self._forecast.of(
             prompt_tokens=statistics["prompt_tokens"], new_tokens=statistics["new_tokens"]
         )
