@@ -67,9 +67,9 @@ class _Choice:
     """One token to choose: by one row of a step, behind the request's first `end` tokens."""
 
     index: int
-    """Of the entry in the step."""
+    """The entry's place in the step."""
     row: int
-    """Of the entry, counted from the last (−1)."""
+    """The row's place in the entry, counted from the last (−1)."""
     end: int
     request: _Request
 

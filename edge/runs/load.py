@@ -115,6 +115,7 @@ def scheduling_state(
             rows_agree=rows_agree,
             batches_agree=batches_agree,
             drafts=_most_drafted(load) if rows_agree and not is_whole else 0,
+            memory_tokens=limits.cached_tokens,
         ),
         Residency(
             memory_tokens=limits.cached_tokens,

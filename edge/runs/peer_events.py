@@ -118,7 +118,7 @@ class PeerEvents:
             if answer is not None:  # else cancelled while the step was under way
                 count = number if event.drafted else 1
                 self._answers.check_token(answer, count, end is not None, each)
-        for answer in answers[:1] if event.drafted else answers:
+        for answer in answers[:1] if event.drafted else answers[: len(event.tokens)]:
             if answer is not None:
                 answer.passes.count(event.drafted, len(event.tokens))
         if event.last:

@@ -204,7 +204,7 @@ def _run(state: SchedulingState, entries: Sequence[RequestState]) -> tuple[int, 
         # Guesses have keys and values as well, until they turn out to be wrong. A request longer
         # than memory would have them on disk.
         tokens = min(first.memory.room, first.memory.longest) - len(first.tokens)
-        if tokens > 0 and first.memory.longest <= state.residency.memory_tokens:
+        if tokens > 0 and first.memory.longest <= state.limits.memory_tokens:
             return tokens, state.limits.drafts
     tokens = min(  # the last token is not computed
         min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens) for entry in entries

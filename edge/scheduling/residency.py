@@ -124,11 +124,6 @@ class Residency:
         return 0 if is_crowded else self._free
 
     @property
-    def memory_tokens(self) -> int:
-        """Tokens of all requests that fit in memory."""
-        return self._memory
-
-    @property
     def num_inside(self) -> int:
         """Number of requests that may take part in a step."""
         return sum(resident.place == "memory" for resident in self._inside)

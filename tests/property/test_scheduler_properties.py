@@ -412,6 +412,7 @@ def everything_is_computed_once_and_in_order(
         rows_agree=rows_agree,
         batches_agree=rows_agree,
         drafts=drafts,
+        memory_tokens=capacity,
     )
     peers = Peers(scheduler, capacity, requests, stages, disk, known or 0, drafts=drafts)
     peers.most_kept, peers.is_strict, peers.places = most_kept, is_strict, places
