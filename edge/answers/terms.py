@@ -239,15 +239,8 @@ class GenerationOptions:
     """Where requests wait for each other: "high", "normal" or "low". Of those that wait, high ones
     get four times the tokens of normal ones, and these four times those of low ones; all are
     served."""
-    speculate: Speculation = option(
-        "auto",
-        help="Guess tokens by looking up the last ones earlier in prompt and answer, and compute "
-        "several in one step. lookup: always; auto: while the answer repeats such passages; off: "
-        "never. Tokens stay the same.",
-    )
-    """Guesses that are right save steps (`Statistics.accepted_tokens`); the others are cut off. An
-    answer that shares steps with others has no guesses, nor has one with a grammar, or of a model
-    with recurrent states."""
+    speculate: Speculation | None = None
+    """Whether tokens are guessed: see `LoadOptions`. None: as the model was loaded."""
     ignore_eos: bool = False
     """The answer goes on past its end; for measuring."""
     journal: bool = False
@@ -267,11 +260,13 @@ class GenerationOptions:
         reading: AnswerReading | None = None,
         client: str = "",
         cache_salt: str = "",
+        speculate: Speculation = "off",
     ) -> Terms:
         """The terms of an answer to `prompt` (token ids).
 
         end_ids: tokens at which the model ends. room: tokens that the context has left. usual: how
-        the model chooses tokens where these options leave it open. The others: see Terms.
+        the model chooses tokens where these options leave it open, as is `speculate`. The others:
+        see Terms.
         """
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence):
@@ -291,7 +286,7 @@ class GenerationOptions:
             reading=reading,
             client=client,
             cache_salt=cache_salt,
-            speculate=self.speculate,
+            speculate=self.speculate or speculate,
         )
 
     def after_text(self) -> GenerationOptions:
@@ -368,6 +363,6 @@ class GenerationOverrides(TypedDict, total=False):
     json_schema: JsonSchema | None
     grammar: str | None
     priority: Priority
-    speculate: Speculation
+    speculate: Speculation | None
     ignore_eos: bool
     journal: bool

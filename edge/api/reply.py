@@ -49,7 +49,9 @@ class Reply:
     `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`, `found_tokens` (of
     the prompt, found in a prefix cache). If the devices were measured, `predicted_first_token_s`
     and `predicted_tokens_per_s` are those of such a reply alone, and `predicted_tokens_per_s_range`
-    is the rate in slow and in fast minutes. In a resumed reply, times are of the tokens after the
+    is the rate in slow and in fast minutes. If tokens were guessed, `drafted_tokens` counts the
+    guesses, `accepted_tokens` those that were right, and `tokens_per_pass` is the mean number of
+    tokens that a pass over the weights gave. In a resumed reply, times are of the tokens after the
     first `resumed_tokens`.
     """
 

@@ -152,7 +152,6 @@ def test_whatever_is_listed_can_be_set(name: str, tmp_path: Path) -> None:
         "thoughts": "hide",
         "logit-bias": "3=1",
         "json-schema": str(schema),
-        "speculate": "off",
     }
     found = SETTINGS.changed(name, special.get(name, "1"))
     assert found != SETTINGS
