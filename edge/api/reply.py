@@ -236,7 +236,9 @@ class ReplyFeed:
             self.end()
             self._recovered = slice(self._recovered.start, len(self._model.recoveries))
             figures = self._text.statistics()
-            if "resumed_tokens" not in figures and not self._answer.passes.drafted:
+            # With "lookup" a reply may be slower than a step a token, without a device that is.
+            lookup = self._answer.terms.speculate == "lookup"
+            if "resumed_tokens" not in figures and not lookup:
                 self._forecast.note(
                     prompt_tokens=figures["prompt_tokens"],
                     new_tokens=figures["new_tokens"],

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from edge.engine.drafter import Drafter
 from edge.protocol.step import Speculation
 
-_NEWEST = 0.15
+_NEWEST = 0.2
 """Weight of the newest guess in the share of right ones."""
 _EXPECTED = 0.5
 """Share of right guesses that "lookup" begins with."""
 
-_PAYS = ((1.55, 0.5, 0.35), (1.8, 0.8, 0.65), (float("inf"), 0.95, 0.85))
+_PAYS = ((1.55, 0.45, 0.35), (1.8, 0.8, 0.65), (float("inf"), 0.95, 0.85))
 """By the time of two rows relative to one: the shares of right guesses at which "auto" begins to
 draft, and below which it ends. Few classes, so that the times of steps seldom decide. On CPUs two
 rows take from 1.07 to 1.35 times as long as one; where rows use different experts, up to twice."""

@@ -157,7 +157,8 @@ class LoadOptions:
         "turn of a conversation computes the last answer again; CPU peers only.",
     )
     """In int4, and in int8 with blocks of 128, rounding of a row differs slightly when other rows
-    are in its step. Float32 and blocks of 32 are always batch invariant, at no cost."""
+    are in its step. Float32 and blocks of 32 are always batch invariant, at no cost, but for
+    guessed tokens (`speculate`), which this option turns off."""
 
     wire: Wire = option(
         "float32",
