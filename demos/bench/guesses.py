@@ -26,6 +26,7 @@ _QUESTIONS = (
     "How does a bicycle stay upright?",
     "Describe an old library in the evening.",
 )
+_Side = Callable[[int], Mapping[str, float]]
 _SIDES: tuple[Speculation, ...] = ("off", "auto", "lookup")
 
 
@@ -61,7 +62,7 @@ def guesses(given: Given) -> Iterator[Found]:
             stack, given.path, threads=given.threads, accuracy=given.accuracy, context_tokens=2048
         )
 
-        def side(speculate: Speculation) -> Callable[[int], Mapping[str, float]]:
+        def side(speculate: Speculation) -> _Side:
             def answer(number: int) -> Mapping[str, float]:
                 speeds = {}
                 for name, prompt in _prompts(number).items():
@@ -79,12 +80,16 @@ def guesses(given: Given) -> Iterator[Found]:
 
         for number in range(given.rounds + 1):  # the tokens without guesses, first
             side("off")(number)
-        sides = {speculate: side(speculate) for speculate in _SIDES}
+        sides: dict[str, _Side] = {speculate: side(speculate) for speculate in _SIDES}
         found = compared(sides, given.rounds, over="off", figures=figures)
     variant = f"1 x {given.threads} threads, accuracy {given.accuracy}"
     yield Found(figures=found, variant=variant, model=given.model)
 
 
 def _answer(model: edge.Model, prompt: str, new_tokens: int, speculate: Speculation) -> edge.Reply:
-    most = {"min_tokens": min(32, new_tokens), "max_new_tokens": new_tokens}
-    return model.chat(prompt, **most, speculate=speculate)
+    return model.chat(
+        prompt,
+        min_tokens=min(32, new_tokens),
+        max_new_tokens=new_tokens,
+        speculate=speculate,
+    )

@@ -375,7 +375,7 @@ NONSENSE = [
     Frame("step", {"session": "nobody", "step": STEP, "terms": {}}),
     Frame(
         "step",
-        {"session": "nobody", "step": {**STEP, "states": True, "drafts": 0, "spare": 0, "run": 2}},
+        {"session": "nobody", "step": {**STEP, "states": True, "run": 2}},
     ),
     Frame("step", {"step": "many"}),
     Frame("begin", {}),
