@@ -20,6 +20,9 @@ _PLACES = 8
 
 _TOKEN_BITS = 21
 
+_MOST_INDEXED = 1 << 15
+"""Tokens before the first lookup that are indexed, the newest ones: each takes some 140 bytes."""
+
 
 class Drafter(Protocol):
     """Guesses an answer's next tokens. Called from one thread."""
@@ -41,8 +44,7 @@ class Drafter(Protocol):
 class SuffixLookup:
     """A Drafter that looks up the longest end of the tokens that occurs earlier in them.
 
-    A call takes some microseconds, and the first one of a request a third of one for each token of
-    its prompt (2.6 GHz).
+    A call takes some microseconds, and the first one of a request one for each token before it.
     """
 
     def __init__(self) -> None:
@@ -53,7 +55,7 @@ class SuffixLookup:
             return ()
         index = self._indexes.get(request)
         if index is None:
-            index = self._indexes[request] = _Index()
+            index = self._indexes[request] = _Index(max(_GRAM, end - _MOST_INDEXED))
         index.extend(tokens, end)
         place = index.longest(tokens, end)
         if place is None:
@@ -71,21 +73,23 @@ class SuffixLookup:
 class _Index:
     """The places behind each run of `_GRAM` tokens of a request."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int) -> None:
+        """first: the first place."""
+        self._first = first
         self._newest: dict[int, int] = {}
         """The newest place behind these tokens."""
-        self._before = array("q", [-1] * _GRAM)
-        """By place, the next older one behind the same tokens; −1: there is none."""
+        self._before = array("q")
+        """By place, from the first on, the next older one behind the same tokens; −1: none."""
 
     def extend(self, tokens: Sequence[int], end: int) -> None:
-        for place in range(len(self._before), end + 1):
+        for place in range(self._first + len(self._before), end + 1):
             key = _key(tokens, place)
             self._before.append(self._newest.get(key, -1))
             self._newest[key] = place
 
     def longest(self, tokens: Sequence[int], end: int) -> int | None:
         """The place before `end` with the most tokens in common before it."""
-        place, best, most = self._before[end], None, 0
+        place, best, most = self._before[end - self._first], None, 0
         for _each in range(_PLACES):
             if place < 0:
                 break
@@ -98,7 +102,7 @@ class _Index:
                 best, most = place, common
             if most == _LONGEST:
                 break
-            place = self._before[place]
+            place = self._before[place - self._first]
         return best
 
 

@@ -53,6 +53,15 @@ def test_a_lookup_step_by_step_is_one_at_once() -> None:
         assert list(lookup.propose("r", tokens, end, 5)) == proposed(tokens[:end], 5)
 
 
+def test_of_a_long_prompt_the_newest_tokens_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each costs memory."""
+    monkeypatch.setattr("edge.engine.drafter._MOST_INDEXED", 8)
+    lookup, tokens = SuffixLookup(), [1, 2, 3, 7, *range(20, 30), 4, 5, 6, 8, 1, 2, 3]
+    assert list(lookup.propose("r", tokens, len(tokens), 2)) == []
+    tokens += [4, 5, 6]
+    assert list(lookup.propose("r", tokens, len(tokens), 2)) == [8, 1]
+
+
 def timed(seconds: dict[int, float]) -> StepSeconds:
     found = StepSeconds()
     for rows, each in seconds.items():
