@@ -74,7 +74,9 @@ class ShardEngine:
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
         )
-        self._speculator = Speculator(drafter or SuffixLookup())
+        self._speculator = Speculator(
+            drafter or SuffixLookup(), has_experts=assignment.model.has_experts
+        )
         self._runs = RunLoop(
             self.links,
             self._choice,

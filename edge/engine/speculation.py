@@ -19,10 +19,10 @@ _NEWEST = 0.2
 _EXPECTED = 0.5
 """Share of right guesses that "lookup" begins with."""
 
-_PAYS = ((1.55, 0.45, 0.35), (1.8, 0.8, 0.65), (float("inf"), 0.95, 0.85))
-"""By the time of two rows relative to one: the shares of right guesses at which "auto" begins to
-draft, and below which it ends. Few classes, so that the times of steps seldom decide. On CPUs two
-rows take from 1.07 to 1.35 times as long as one; where rows use different experts, up to twice."""
+_PAYS, _PAYS_WITH_EXPERTS = (0.55, 0.45), (0.8, 0.7)
+"""Shares of right guesses at which "auto" begins to draft, and below which it ends. On CPUs two
+rows take from 1.07 to 1.4 times as long as one; where they use different experts, up to twice. The
+time of steps does not decide, because the last bits of an answer would depend on it."""
 
 _SLOPE = 0.15
 """Time of a further row relative to the step, before steps of two numbers of rows were timed."""
@@ -65,12 +65,6 @@ class StepSeconds:
         )
         return max(known[first] + slope * (rows - first), 0.5 * known[first])
 
-    def pays(self) -> tuple[float, float]:
-        """Shares of right guesses at which drafts begin and end."""
-        is_known = {1, 2} <= self._known.keys()
-        ratio = self._known[2] / self._known[1] if is_known else 1.0
-        return next((begin, end) for most, begin, end in _PAYS if ratio < most)
-
 
 def draft_length(right: float, seconds: StepSeconds, most: int) -> int:
     """The odd length, up to `most`, of the draft that gives the most tokens per second.
@@ -102,8 +96,10 @@ class _Answer:
 class Speculator:
     """Drafts for the answers of one session. Used by the compute thread of the sampler."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, *, has_experts: bool = False) -> None:
+        """has_experts: rows of a step may use other weights each."""
         self.seconds = StepSeconds()
+        self._begins, self._ends = _PAYS_WITH_EXPERTS if has_experts else _PAYS
         self._drafter = drafter
         self._answers: dict[str, _Answer] = {}
 
@@ -127,13 +123,13 @@ class Speculator:
             always = speculate == "lookup"
             answer = _Answer(prompt_tokens, _EXPECTED if always else 0.0, always)
             self._answers[request] = answer
-        pays = self.seconds.pays()
         for end in range(answer.end, len(tokens)):
             guess = self._drafter.propose(request, tokens, end, 1)
             is_right = bool(guess) and guess[0] == tokens[end]
             answer.right += _NEWEST * (is_right - answer.right)
             if speculate == "auto":
-                answer.is_paired = answer.right >= pays[answer.is_paired]
+                least = self._ends if answer.is_paired else self._begins
+                answer.is_paired = answer.right >= least
         answer.end = len(tokens)
         if not answer.is_paired:
             return ()
