@@ -348,7 +348,8 @@ def test_what_takes_a_lost_seat_has_the_same_bits(
         if count == 1:
             times = model.measure()
             assert max(each.decode.steps for each in times) <= MANY_TOKENS - 1 - copies.spared
-            if standby == "kv":
+            # Tokens that came with guesses are computed again as a prompt is.
+            if standby == "kv" and "drafted_tokens" not in found[0].statistics:
                 assert not any(each.prompt.steps for each in times)
     for one, other in zip(undisturbed, found, strict=True):
         assert one.token_ids == other.token_ids
