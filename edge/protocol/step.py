@@ -62,8 +62,8 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One computation of all shards of a plan: a chunk of one request, or one token of several
-    requests.
+    """One computation of all shards of a plan: a chunk of one request, one token of several
+    requests, or one token of a request and a draft.
 
     run: above 1, the shards go on by themselves, with each sampled token as the next step's input,
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
