@@ -106,6 +106,7 @@ def arriving_prompt(given: Given) -> Iterator[Found]:
                 plan=given.plan,
                 context_tokens=given.prompt_tokens + 64,
                 concurrency=given.streams + 1,
+                speculate="off",
             ) as model,
         ):
             figures, answers = Figures(), Streams(model)

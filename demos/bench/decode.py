@@ -44,6 +44,7 @@ def decode(given: Given) -> Iterator[Found]:
         "block_size": given.block_size,
         "plan": given.plan,
         "context_tokens": given.context_tokens,
+        "speculate": "off",
     }
     with tempfile.TemporaryDirectory(dir=given.folder, prefix="shards-") as shards:
         os.environ[CACHE_VARIABLE] = shards  # the daemons start with an empty cache

@@ -113,7 +113,7 @@ class Setting:
         """Its peers are measured before, so that its speed is predicted."""
         path = checkpoint(limit.shape, self.given.folder)
         options |= {"dtype": "int4-pure", "block_size": self.given.block_size}
-        options |= {"context_tokens": CONTEXT_TOKENS}
+        options |= {"context_tokens": CONTEXT_TOKENS, "speculate": "off"}
         cluster.propose(path, **options)
         return cluster.load(path, **options)
 

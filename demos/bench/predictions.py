@@ -143,7 +143,9 @@ def _round(
     cluster: edge.Cluster, path: Path, asked: Sequence[Parallel]
 ) -> dict[Parallel, _Answers]:
     workload = edge.Workload(prompt_tokens=PROMPT_TOKENS, output_tokens=NEW_TOKENS)
-    options = edge.LoadOptions(context_tokens=PROMPT_TOKENS + NEW_TOKENS, workload=workload)
+    options = edge.LoadOptions(
+        context_tokens=PROMPT_TOKENS + NEW_TOKENS, workload=workload, speculate="off"
+    )
     cluster.propose(path, options, measure="again")
     proposals = {plan: cluster.propose(path, options, plan=plan) for plan in asked}
     solo = _solo(proposals[asked[0]])

@@ -140,7 +140,7 @@ def security(given: Given) -> Iterator[Found]:
                 cluster = stack.enter_context(_two_peers(kind, given.folder / "security"))
                 model = cluster.load(
                     path, plan=plan, dtype="int4-pure", block_size=given.block_size,
-                    context_tokens=given.context_tokens,
+                    context_tokens=given.context_tokens, speculate="off",
                 )  # fmt: skip
                 sides[kind] = partial(
                     _answer, model, expected, given.prompt_tokens, given.new_tokens

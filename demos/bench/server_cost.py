@@ -127,7 +127,7 @@ def server_cost(given: Given) -> Iterator[Found]:
         async with (
             await edge.AsyncCluster.local(given.peers, threads=given.threads) as cluster,
             await cluster.load(
-                given.file, plan=given.plan, context_tokens=context, progress=False
+                given.file, plan=given.plan, context_tokens=context, speculate="off", progress=False
             ) as model,
         ):
             return await _compared(model, given)

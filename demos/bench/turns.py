@@ -55,7 +55,7 @@ def local_model(
 ) -> edge.Model:
     """A model on peers of its own, until the stack closes."""
     cluster = stack.enter_context(edge.Cluster.local(peers, threads=threads))
-    return stack.enter_context(cluster.load(path, **options))
+    return stack.enter_context(cluster.load(path, speculate="off", **options))
 
 
 def random_prompt(model: edge.Model | edge.AsyncModel, tokens: int, seed: int) -> list[int]:

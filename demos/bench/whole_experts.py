@@ -69,6 +69,7 @@ def whole_experts(given: Given) -> Iterator[Found]:
         dtype="int4-pure",
         block_size=given.block_size,
         stream="off",
+        speculate="off",
         context_tokens=512,
     )
     new_tokens = given.new_tokens

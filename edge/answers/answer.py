@@ -49,6 +49,25 @@ def new_answer_id() -> str:
     return uuid.uuid4().hex
 
 
+@dataclass(slots=True)
+class Passes:
+    """How many tokens the passes over the weights have given an answer."""
+
+    passes: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    """Tokens of drafts."""
+    accepted: int = 0
+    """Those that were right."""
+
+    def count(self, drafted: int, tokens: int) -> None:
+        """A step has verified a draft of so many tokens, or none, and given so many."""
+        self.passes += 1
+        self.tokens += tokens if drafted else 1
+        self.drafted += drafted
+        self.accepted += tokens - 1 if drafted else 0
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Answer:
     """One answer. It outlives the plan that computes it.
@@ -71,8 +90,18 @@ class Answer:
     singly: Spans = ()
     """Spans of the prompt that were computed one token at a time, as they were answers once. A plan
     that computes the prompt again does the same, or the last bits would differ."""
+    together: Spans = ()
+    """Spans of the answer, counted from the beginning of the prompt, that were computed in steps
+    with guesses. A plan that goes on with the answer computes them in the same way."""
+    passes: Passes = field(default_factory=Passes)
     copies: AnswerCopies | None = None
     """Copies of keys and values so far; None: none are wanted."""
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether its newest token comes of a step with guesses."""
+        position = len(self.terms.prompt) + len(self.tokens) - 1
+        return bool(self.together) and self.together[-1][1] == position
 
 
 OnEnd = Callable[[Sequence[Answer], EdgeError], None]

@@ -23,6 +23,7 @@ from edge.answers.journal_records import (
     JournalContent,
     JournalHead,
     SinglySpan,
+    TogetherLine,
     TokenLine,
     parse_journal,
 )
@@ -90,6 +91,7 @@ class Journal:
         self._checksum, self._bytes = content.checksum, content.whole_bytes
         self._on_fail = on_fail
         self.is_open = self._is_writing = True
+        self._is_together = content.ends_together
         self._mutex = threading.Lock()
 
     @property
@@ -111,6 +113,8 @@ class Journal:
                 pid=os.getpid(),
                 tokens=(),
                 singly=(),
+                together=(),
+                ends_together=False,
                 whole_bytes=0,
                 checksum=0,
             )
@@ -157,8 +161,18 @@ class Journal:
         for span in singly:
             self._append(to_json(SinglySpan(singly=span)))
 
-    def token(self, token_id: int, end: FinishReason | None, logprobs: Logprobs | None) -> None:
-        """Append the next token."""
+    def token(
+        self,
+        token_id: int,
+        end: FinishReason | None,
+        logprobs: Logprobs | None,
+        *,
+        together: bool = False,
+    ) -> None:
+        """Append the next token. together: it comes of a step with guesses."""
+        if together != self._is_together:
+            self._append(to_json(TogetherLine(together=together)))
+            self._is_together = together
         if end is None and logprobs is None:
             self._append(token_id)
             return

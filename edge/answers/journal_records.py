@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +23,7 @@ from edge.protocol.wire_rules import Wire
 from edge.scheduling.prefixes import Span, Spans
 from edge.weights.formats import KvDtype
 
-VERSION = 7
+VERSION = 8
 
 _ALIKE = (
     "dtype", "block_size", "accuracy", "wire", "kv_dtype", "context_tokens", "batch_invariant",
@@ -170,6 +170,13 @@ class SinglySpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TogetherLine:
+    """The line before a token: whether it and the next ones come of steps with guesses."""
+
+    together: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLine:
     """The line of a token that has more than its id."""
 
@@ -203,7 +210,10 @@ class JournalContent:
     """Process id of that coordinator."""
     tokens: tuple[JournaledToken, ...]
     singly: Spans
-    """See `Answer`."""
+    together: Spans
+    """See `Answer`, like the one before."""
+    ends_together: bool
+    """The next token comes of a step with guesses, unless a line before it says otherwise."""
     whole_bytes: int
     """Bytes of the complete lines of the file. A line that was cut may follow them."""
     checksum: int
@@ -220,6 +230,9 @@ def parse_journal(content: bytes) -> JournalContent:
     checksum, head, holder = 0, None, None
     tokens: list[JournaledToken] = []
     singly: Spans = ()
+    together: list[int] = []
+    """Tokens that come of steps with guesses."""
+    is_together = False
     for number, line in enumerate(whole.splitlines(keepends=True)):
         told, _space, body = line[:-1].partition(b" ")
         checksum = zlib.crc32(body, checksum)
@@ -229,28 +242,47 @@ def parse_journal(content: bytes) -> JournalContent:
             head = _head(body)
         elif body.isdigit() and len(body) < 16:
             tokens.append(JournaledToken(token_id=int(body), end=None, logprobs=None))
+            together += [len(tokens) - 1] * is_together
         else:
             values = parse_json(body, most_values=_MOST_VALUES_OF_A_TOKEN)
             if isinstance(values, dict) and "lease" in values:
                 holder = from_json(Holder, values)
             elif isinstance(values, dict) and "singly" in values:
                 singly = (*singly, from_json(SinglySpan, values).singly)
+            elif isinstance(values, dict) and "together" in values:
+                is_together = from_json(TogetherLine, values).together
             else:
                 tokens.append(from_json(TokenLine, values).journaled())
+                together += [len(tokens) - 1] * is_together
     if head is None or holder is None:
         raise ValueError("it is cut inside its first lines")
     if holder.lease.term >= MOST_TERMS:
         raise ValueError(_DAMAGED)
     _check(head.terms, tokens, singly)
+    if together[:1] == [0]:
+        raise ValueError(_DAMAGED)  # the first token comes of the prompt
     return JournalContent(
         head=head,
         lease=holder.lease,
         pid=holder.pid,
         tokens=tuple(tokens),
         singly=singly,
+        together=_spans(len(head.terms.prompt) - 1, together),
+        ends_together=is_together,
         whole_bytes=len(whole),
         checksum=checksum,
     )
+
+
+def _spans(first: int, numbers: Iterable[int]) -> Spans:
+    """The spans of these ascending numbers, counted from `first`."""
+    spans: list[Span] = []
+    for number in numbers:
+        begin = first + number
+        if spans and spans[-1][1] == begin:
+            begin = spans.pop()[0]
+        spans.append((begin, first + number + 1))
+    return tuple(spans)
 
 
 def _check(terms: Terms, tokens: list[JournaledToken], singly: Spans) -> None:

@@ -22,7 +22,7 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import parse_json, read_file
 from edge.option_fields import checks_calls, option
 from edge.protocol.fields import ReadBy
-from edge.protocol.step import MAX_END_IDS, Rows, SamplingTerms
+from edge.protocol.step import MAX_END_IDS, Rows, SamplingTerms, Speculation
 from edge.scheduling.fairness import Priority, Who
 from edge.text.answer_forms import AnswerForm
 from edge.text.answer_parser import AnswerParser
@@ -118,6 +118,8 @@ class Terms:
     priority: Priority = "normal"
     cache_salt: Annotated[str, Meta(max_length=_LONGEST_NAME)] = ""
     """Prefix caches are shared only between requests with equal salts."""
+    speculate: Speculation = "off"
+    """Whether tokens are guessed, and several computed in one step."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -156,6 +158,7 @@ class Terms:
             max_new_tokens=left,
             prompt_tokens=len(self.prompt),
             logprobs=self.logprobs,
+            speculate=self.speculate,
         )
 
 
@@ -236,6 +239,8 @@ class GenerationOptions:
     """Where requests wait for each other: "high", "normal" or "low". Of those that wait, high ones
     get four times the tokens of normal ones, and these four times those of low ones; all are
     served."""
+    speculate: Speculation | None = None
+    """Whether tokens are guessed: see `LoadOptions`. None: as the model was loaded."""
     ignore_eos: bool = False
     """The answer goes on past its end; for measuring."""
     journal: bool = False
@@ -255,11 +260,13 @@ class GenerationOptions:
         reading: AnswerReading | None = None,
         client: str = "",
         cache_salt: str = "",
+        speculate: Speculation = "off",
     ) -> Terms:
         """The terms of an answer to `prompt` (token ids).
 
         end_ids: tokens at which the model ends. room: tokens that the context has left. usual: how
-        the model chooses tokens where these options leave it open. The others: see Terms.
+        the model chooses tokens where these options leave it open, as is `speculate`. The others:
+        see Terms.
         """
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence):
@@ -279,6 +286,7 @@ class GenerationOptions:
             reading=reading,
             client=client,
             cache_salt=cache_salt,
+            speculate=self.speculate or speculate,
         )
 
     def after_text(self) -> GenerationOptions:
@@ -355,5 +363,6 @@ class GenerationOverrides(TypedDict, total=False):
     json_schema: JsonSchema | None
     grammar: str | None
     priority: Priority
+    speculate: Speculation | None
     ignore_eos: bool
     journal: bool

@@ -40,6 +40,13 @@ class Statistics(TypedDict):
     seed: int
     found_tokens: NotRequired[int]
     """Tokens of the prompt that peers found in a prefix cache and did not compute."""
+    drafted_tokens: NotRequired[int]
+    """Tokens that were guessed, if any were, and verified; like the next two since the last loss of
+    a coordinator."""
+    accepted_tokens: NotRequired[int]
+    """Guesses that were right."""
+    tokens_per_pass: NotRequired[float]
+    """New tokens for each pass over the weights, on average."""
     resumed_tokens: NotRequired[int]
     """Tokens that a resumed reply already had. Times and rate count the rest."""
     predicted_first_token_s: NotRequired[float]

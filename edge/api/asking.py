@@ -113,6 +113,7 @@ class Asking:
             end_ids=self._model.end_ids,
             room=room,
             usual=self._model.sampling,
+            speculate=self._model.speculate,
             reading=None if chat_tools is None else self._reading(tokens, chat_tools),
             **further,
         )

@@ -13,6 +13,7 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.planning.forecast import Forecast
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo
+from edge.protocol.step import Speculation
 from edge.runs.model import RunningModel
 from edge.runs.recovery.joining import Joining
 from edge.runs.recovery.standing_by import StandingBy
@@ -43,6 +44,8 @@ class LoadedModel:
     peers: Mapping[str, PeerInfo]
     load: JournaledLoad
     """The record of its load."""
+    speculate: Speculation
+    """How tokens are guessed where a request leaves it open."""
     lease: Lease
     """The lease of its sessions."""
     replies: JournalFolder

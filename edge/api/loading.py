@@ -137,6 +137,7 @@ class Loading:
                 plan=proposal.plan,
                 names={peer.id: peer.name for peer in self.peers},
             ),
+            speculate=self.options.speculate,
             lease=reload.lease,
             replies=kept_replies(),
             attendants=tuple(attendants),

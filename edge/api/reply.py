@@ -49,7 +49,9 @@ class Reply:
     `tokens_per_s` (after the first; None under eight tokens), `total_s`, `seed`, `found_tokens` (of
     the prompt, found in a prefix cache). If the devices were measured, `predicted_first_token_s`
     and `predicted_tokens_per_s` are those of such a reply alone, and `predicted_tokens_per_s_range`
-    is the rate in slow and in fast minutes. In a resumed reply, times are of the tokens after the
+    is the rate in slow and in fast minutes. If tokens were guessed, `drafted_tokens` counts the
+    guesses, `accepted_tokens` those that were right, and `tokens_per_pass` is the mean number of
+    tokens that a pass over the weights gave. In a resumed reply, times are of the tokens after the
     first `resumed_tokens`.
     """
 
@@ -168,6 +170,7 @@ class ReplyFeed:
     def _restored(self, journal: Journal) -> bool:
         """Take the tokens of the journal. Returns whether the answer is complete with them."""
         self._answer.singly = journal.content.singly
+        self._answer.together = journal.content.together
         for each in journal.content.tokens:
             token = self._text.restore(each.token_id, each.end, each.logprobs)
             self._answer.tokens.append(each.token_id)
@@ -209,7 +212,9 @@ class ReplyFeed:
         if self._journal is not None:
             if len(self._text.token_ids) == 1:
                 self._journal.begun(self._answer.singly)
-            self._journal.token(token_id, token.finish_reason, logprobs)
+            self._journal.token(
+                token_id, token.finish_reason, logprobs, together=self._answer.ends_together
+            )
         self._mailbox.put_nowait(token)
         return token.finish_reason is not None
 
@@ -231,7 +236,9 @@ class ReplyFeed:
             self.end()
             self._recovered = slice(self._recovered.start, len(self._model.recoveries))
             figures = self._text.statistics()
-            if "resumed_tokens" not in figures:
+            # With "lookup" a reply may be slower than a step a token, without a device that is.
+            lookup = self._answer.terms.speculate == "lookup"
+            if "resumed_tokens" not in figures and not lookup:
                 self._forecast.note(
                     prompt_tokens=figures["prompt_tokens"],
                     new_tokens=figures["new_tokens"],
@@ -259,6 +266,11 @@ class ReplyFeed:
             raise RequestError("the reply is not finished; iterate to its end first")
         statistics = made.statistics()
         statistics["found_tokens"] = self._answer.found_tokens
+        passes = self._answer.passes
+        if passes.drafted:
+            statistics["drafted_tokens"] = passes.drafted
+            statistics["accepted_tokens"] = passes.accepted
+            statistics["tokens_per_pass"] = passes.tokens / passes.passes
         predicted = self._forecast.of(
             prompt_tokens=statistics["prompt_tokens"], new_tokens=statistics["new_tokens"]
         )

@@ -225,6 +225,11 @@ class KvStorage(Protocol):
         """
         ...
 
+    def cut(self, request: str, tokens: int) -> None:
+        """Forget the request's tokens after the first N: guesses that were wrong. Not for a request
+        that has states, or is longer than memory."""
+        ...
+
     def release(self, request: str) -> None:
         """Free the request's KV cache, in memory and in the tier; unknown requests are ignored."""
         ...

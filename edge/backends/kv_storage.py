@@ -31,6 +31,9 @@ class SwappedKv:
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         return self._moves.take(request, source, tokens, moves=moves)
 
+    def cut(self, request: str, tokens: int) -> None:
+        self._moves.cut(request, tokens)
+
 
 class HostKvStorage(SwappedKv):
     """KvStorage in host memory, without `calibrate` and `cache_digest`. A program that calibrates

@@ -192,6 +192,11 @@ class CacheMoves:
         self._pool.wrote(target, tokens)
         return tokens
 
+    def cut(self, request: str, tokens: int) -> None:
+        """Forget a request's tokens after the first N."""
+        if request in self._pool:
+            self._pool.shrink(self._pool.open(request), tokens)
+
     def save_state(self, request: str, tokens: int, place: int) -> None:
         """Save the state of a request, if it has `tokens` tokens now, for requests with the same
         prefix. The place's former state is lost in any case."""

@@ -118,6 +118,8 @@ def figures_of(model: Model, reply: Reply) -> str:
             said, span = figures["predicted_tokens_per_s"], figures["predicted_tokens_per_s_range"]
             rate += f" (predicted {rate_in_words(said, span)})"
     count = f"{figures['new_tokens']} tokens"
+    if "tokens_per_pass" in figures:
+        count += f" at {figures['tokens_per_pass']:.1f} per pass"
     if "resumed_tokens" in figures:
         count += f", {figures['resumed_tokens']} of them resumed"
     return f"[{count}, {first}{rate}, on {devices_in_words(model.proposal)}]"
@@ -156,6 +158,9 @@ def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> Non
     found = figures.get("found_tokens", 0)
     of_them = f"; {found} of them were in the prefix cache and not computed" if found else ""
     click.echo(f"prompt: {figures['prompt_tokens']} tokens{of_them}", err=True)
+    if drafted := figures.get("drafted_tokens", 0):
+        accepted = figures["accepted_tokens"]
+        click.echo(f"guesses: {drafted} tokens, {accepted} of them right", err=True)
 
 
 def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:

@@ -36,7 +36,7 @@ from edge.kernels.sampling.shortlist import (
     ranked_shortlist,
     shortlist_dtype,
 )
-from edge.protocol.step import FinishReason, SamplingTerms, Step, StepEntry
+from edge.protocol.step import FinishReason, SamplingTerms, Step
 from edge.transport import Collective, SoloCollective
 
 
@@ -58,10 +58,24 @@ class _Request:
     new_tokens: int = 0
     mask: Bits | None = None
     """Tokens that the grammar allows in the step under way; None: any."""
-    allowed: Bits | None = None
-    """Tokens that may be chosen in the step under way; None: any."""
     is_cancelled: bool = False
     """Set by the loop's thread; read between the steps of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One token to choose: by one row of a step, behind the request's first `end` tokens."""
+
+    index: int
+    """The entry's place in the step."""
+    row: int
+    """The row's place in the entry, counted from the last (−1)."""
+    end: int
+    request: _Request
+
+    @property
+    def history(self) -> NDArray[np.int64]:
+        return np.asarray(self.request.history)[: self.end]
 
 
 class DistributedSampling:
@@ -106,8 +120,8 @@ class DistributedSampling:
 
     def allow(self, step: Step, masks: Mapping[str, Bits]) -> None:
         """Set the token masks of this step."""
-        for _index, entry, request in self._choices(step):
-            request.mask = masks.get(entry.request)
+        for choice in self._choices(step):
+            choice.request.mask = masks.get(step.entries[choice.index].request)
 
     def wants_logits(self, step: Step) -> bool:
         """Whether the step wants logits instead of tokens: one of its requests was not begun."""
@@ -118,8 +132,8 @@ class DistributedSampling:
     def may_ask(self, step: Step) -> bool:
         """Whether the sampler may ask for all logits after it has the shortlists."""
         return not (step.states or self._sends_logits(step)) and any(
-            truncates(request.terms.sampling, self._vocab_size)
-            for _index, _entry, request in self._choices(step)
+            truncates(choice.request.terms.sampling, self._vocab_size)
+            for choice in self._choices(step)
         )
 
     def offer(self, step: Step, own: StepLogits) -> None:
@@ -142,7 +156,8 @@ class DistributedSampling:
         self.collective.gather(np.ascontiguousarray(own.array()), None, root=0)
 
     def choose(self, step: Step, own: StepLogits, ask_all: Callable[[], None]) -> list[Chosen]:
-        """On the sampler: a token for each entry that wants one.
+        """On the sampler: a token for each entry that wants one; of a step with a draft, for each
+        row up to the first guess that is wrong.
 
         own: this shard's logits [batch, rows, columns]. ask_all: makes the other shards call
         `send_logits`. Raises PeerError for logits that are not finite.
@@ -150,18 +165,26 @@ class DistributedSampling:
         self.remember(step)
         if not step.logit_rows:
             return []
-        chosen: list[Chosen | None] = [None for _choice in self._choices(step)]
+        choices = list(self._choices(step))
+        told: list[Chosen | None] = [None for _choice in choices]
+        logits: NDArray[np.float32] | None = None
         if not self._sends_logits(step) or self._ranks_alone(step, own):
-            chosen = self._choose_from_shortlists(step, own)
-            if None in chosen:
+            told = self._choose_from_shortlists(step, own)
+            if None in _used(step, told):
                 ask_all()
-        if None not in chosen:
-            return [each for each in chosen if each is not None]
-        logits = self.gather_logits(own)
-        return [
-            each or self._sample(logits[index, -1], entry, request)
-            for each, (index, entry, request) in zip(chosen, self._choices(step), strict=True)
-        ]
+                logits = self.gather_logits(own)
+        else:
+            logits = self.gather_logits(own)
+        chosen: list[Chosen] = []
+        for known, choice in zip(told, choices, strict=True):
+            if known is None:
+                assert logits is not None
+                chosen.append(self._sample(logits[choice.index, choice.row], choice))
+            else:
+                chosen.append(known)
+            if _is_last(step, len(chosen), chosen[-1].token):
+                break
+        return chosen
 
     def gather_logits(self, own: StepLogits) -> NDArray[np.float32]:
         """On the sampler: the columns of all shards, concatenated to [batch, rows, vocab]."""
@@ -193,9 +216,10 @@ class DistributedSampling:
 
     def take(self, step: Step, tokens: Sequence[int]) -> list[FinishReason | None]:
         """On the sampler: count the chosen tokens. Returns for each why it ends its request, or
-        None."""
+        None. A draft's tokens behind such an end do not count."""
         ends: list[FinishReason | None] = []
-        for token, (_index, _entry, request) in zip(tokens, self._choices(step), strict=True):
+        for token, choice in zip(tokens, self._choices(step), strict=False):
+            request = choice.request
             request.new_tokens += 1
             if token in request.terms.end_ids:
                 ends.append("stop")
@@ -203,35 +227,48 @@ class DistributedSampling:
                 ends.append("length")
             else:
                 ends.append(None)
+            if step.drafted and ends[-1] is not None:
+                break
         return ends
+
+    def settle(self, step: Step, tokens: Sequence[int]) -> tuple[Sequence[int], SamplingTerms]:
+        """On the sampler: all tokens of the step's only request after it gave `tokens`, and its
+        terms. Wrong guesses are forgotten."""
+        (entry,) = step.entries
+        request = self._requests[entry.request]
+        del request.history[entry.end - entry.logit_rows + len(tokens) :]
+        request.history.append(tokens[-1])
+        return request.history, request.terms
 
     def is_cancelled(self, step: Step) -> bool:
         """Whether a request of the step was cancelled."""
-        return any(request.is_cancelled for _index, _entry, request in self._choices(step))
+        return any(choice.request.is_cancelled for choice in self._choices(step))
 
-    def _choices(self, step: Step) -> Iterator[tuple[int, StepEntry, _Request]]:
-        """The entries that want a token: place in the step, entry and request state."""
+    def _choices(self, step: Step) -> Iterator[_Choice]:
+        """The rows that want a token: the last of each entry, or all of a draft's."""
+        rows = 1 + step.drafted
         for index, entry in enumerate(step.entries):
             if entry.logit_rows and (request := self._requests.get(entry.request)) is not None:
-                yield index, entry, request
+                for row in range(-rows, 0):
+                    yield _Choice(index, row, entry.end + row + 1, request)
 
     def remember(self, step: Step) -> None:
-        """Add the step's tokens to the histories. Called by `offer` and `choose`."""
+        """Add the step's tokens to the histories, in place of guesses that were wrong. Called by
+        `offer` and `choose`."""
         for entry in step.entries:
             request = self._requests.get(entry.request)
             if request is not None:
                 if not request.history:
                     prompt = self._recalled.pop(entry.request, array("q"))
                     request.history.extend(prompt[: entry.position])
+                del request.history[entry.position :]
                 request.history.extend(entry.tokens)
-                if entry.logit_rows:
-                    answered = entry.end - request.terms.prompt_tokens
-                    request.allowed = self._allowed(request, answered)
 
-    def _allowed(self, request: _Request, answered: int) -> Bits | None:
-        """The mask without end tokens while the answer has too few tokens; the mask itself where
-        only end tokens are left of it."""
-        terms = request.terms
+    def _allowed(self, choice: _Choice) -> Bits | None:
+        """Tokens that may be chosen; None: any. The mask without end tokens while the answer has
+        too few tokens; the mask itself where only end tokens are left of it."""
+        request, terms = choice.request, choice.request.terms
+        answered = choice.end - terms.prompt_tokens
         if answered >= terms.sampling.min_tokens or not terms.end_ids:
             return request.mask
         bits = np.full(-(-self._vocab_size // 8), 0xFF, np.uint8)
@@ -266,15 +303,14 @@ class DistributedSampling:
     def _ranks_alone(self, step: Step, own: StepLogits) -> bool:
         """Whether a single shard can choose from its top-ranked columns, without all logits."""
         return len(self._columns) == 1 and all(
-            self._ranked_count(request, own) is not None
-            for _index, _entry, request in self._choices(step)
+            self._ranked_count(choice, own) is not None for choice in self._choices(step)
         )
 
     def _num_bytes(self, step: Step, columns: int) -> int:
         return sum(
             dtype.itemsize
-            for _index, _entry, request in self._choices(step)
-            for dtype in self._dtypes(request.terms, columns)
+            for choice in self._choices(step)
+            for dtype in self._dtypes(choice.request.terms, columns)
         )
 
     def _dtypes(self, terms: SamplingTerms, columns: int) -> list[np.dtype[np.void]]:
@@ -293,17 +329,18 @@ class DistributedSampling:
     def _shortlists(self, step: Step, own: StepLogits) -> NDArray[np.uint8]:
         """This shard's shortlists for all choices of the step, concatenated as bytes."""
         choices = list(self._choices(step))
-        counts = [self._ranked_count(request, own) for _index, _entry, request in choices]
+        counts = [self._ranked_count(choice, own) for choice in choices]
         most = max((count for count in counts if count is not None), default=0)
         best = own.best(most) if most else None
         found = []
-        for (index, entry, request), count in zip(choices, counts, strict=True):
+        for choice, count in zip(choices, counts, strict=True):
+            index, terms = choice.index, choice.request.terms
             if best is None or count is None or best[0][index, 0] < 0:
-                logits = own.array()[index, -1]
-                shortlist = self._shortlist(logits, entry, request)
+                logits = own.array()[index, choice.row]
+                shortlist = self._shortlist(logits, choice)
                 found.append(shortlist.view(np.uint8))
-                if request.terms.logprobs is not None:
-                    part = self._logprob_part(logits, shortlist, request.terms.logprobs)
+                if terms.logprobs is not None:
+                    part = self._logprob_part(logits, shortlist, terms.logprobs)
                     found.append(part.view(np.uint8))
             else:
                 columns, scores = best
@@ -321,29 +358,32 @@ class DistributedSampling:
             candidates = np.full_like(candidates, self._first_id)
         return make_part(logits, first_id=self._first_id, count=count, candidates=candidates)
 
-    def _ranked_count(self, request: _Request, own: StepLogits) -> int | None:
-        """Number of top-ranked columns to fetch from `own`. None if they are not enough."""
-        if not own.can_rank or request.terms.logprobs is not None or request.allowed is not None:
+    def _ranked_count(self, choice: _Choice, own: StepLogits) -> int | None:
+        """Number of top-ranked columns to fetch from `own`, which ranks last rows. None if they are
+        not enough."""
+        terms = choice.request.terms
+        if not own.can_rank or choice.row != -1 or terms.logprobs is not None:
+            return None
+        if self._allowed(choice) is not None:
             return None
         return ranked_count(
-            request.terms.sampling,
+            terms.sampling,
             columns=self._columns[self._rank],
             vocab_size=self._vocab_size,
             tokens=self._shortlist_tokens,
         )
 
-    def _shortlist(
-        self, logits: NDArray[np.float32], entry: StepEntry, request: _Request
-    ) -> NDArray[np.void]:
+    def _shortlist(self, logits: NDArray[np.float32], choice: _Choice) -> NDArray[np.void]:
+        terms = choice.request.terms
         return make_shortlist(
             logits,
             first_id=self._first_id,
             vocab_size=self._vocab_size,
-            history=np.asarray(request.history),
-            prompt_tokens=request.terms.prompt_tokens,
-            parameters=request.terms.sampling,
-            position=entry.end,
-            allowed=request.allowed,
+            history=choice.history,
+            prompt_tokens=terms.prompt_tokens,
+            parameters=terms.sampling,
+            position=choice.end,
+            allowed=self._allowed(choice),
             tokens=self._shortlist_tokens,
         )
 
@@ -354,10 +394,11 @@ class DistributedSampling:
         self.collective.gather(mine, messages, root=0)
         starts = [0] * len(messages)
         chosen: list[Chosen | None] = []
-        for _index, entry, request in self._choices(step):
+        for choice in self._choices(step):
+            terms = choice.request.terms
             sent: list[list[NDArray[np.void]]] = [[], []]
             for rank, (message, columns) in enumerate(zip(messages, self._columns, strict=True)):
-                for kind, dtype in enumerate(self._dtypes(request.terms, columns)):
+                for kind, dtype in enumerate(self._dtypes(terms, columns)):
                     stop = starts[rank] + dtype.itemsize
                     sent[kind].append(message[starts[rank] : stop].view(dtype))
                     starts[rank] = stop
@@ -366,12 +407,12 @@ class DistributedSampling:
                 token = choose(
                     shortlists,
                     columns=self._columns,
-                    parameters=request.terms.sampling,
-                    position=entry.end,
+                    parameters=terms.sampling,
+                    position=choice.end,
                 )
             except ValueError as error:
                 raise PeerError("sampler", str(error)) from error
-            count = request.terms.logprobs
+            count = terms.logprobs
             if token is None:
                 chosen.append(None)
             elif count is None:
@@ -380,18 +421,38 @@ class DistributedSampling:
                 chosen.append(Chosen(token=token, logprobs=combine(parts, token, count=count)))
         return chosen
 
-    def _sample(self, logits: NDArray[np.float32], entry: StepEntry, request: _Request) -> Chosen:
+    def _sample(self, logits: NDArray[np.float32], choice: _Choice) -> Chosen:
+        terms = choice.request.terms
         try:
             token = sample(
                 logits,
-                history=np.asarray(request.history),
-                prompt_tokens=request.terms.prompt_tokens,
-                parameters=request.terms.sampling,
-                position=entry.end,
-                allowed=request.allowed,
+                history=choice.history,
+                prompt_tokens=terms.prompt_tokens,
+                parameters=terms.sampling,
+                position=choice.end,
+                allowed=self._allowed(choice),
             )
         except ValueError as error:
             raise PeerError("sampler", str(error)) from error
-        count = request.terms.logprobs
+        count = terms.logprobs
         found = None if count is None else logprobs_of(logits, token, count=count)
         return Chosen(token=token, logprobs=found)
+
+
+def _is_last(step: Step, count: int, token: int) -> bool:
+    """Whether `token`, the one of row `count` of a step with a draft, is the last that is used: the
+    next row's input is another, or not wanted. False in a step without a draft."""
+    if not step.drafted:
+        return False
+    tokens = step.entries[0].tokens
+    return count >= min(step.run, len(tokens)) or token != tokens[count]
+
+
+def _used(step: Step, told: Sequence[Chosen | None]) -> Sequence[Chosen | None]:
+    """The choices up to the last that is used, as far as they are known."""
+    for count, each in enumerate(told, start=1):
+        if each is not None and _is_last(step, count, each.token):
+            return told[:count]
+        if each is None and step.drafted:
+            return told[:count]
+    return told

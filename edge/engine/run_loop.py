@@ -6,14 +6,15 @@ Used by the compute thread, except `yield_run`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.interface import StageCompute, StepLogits
+from edge.backends.interface import StageCompute, StageProgram, StepLogits
 from edge.engine.distributed_sampling import DistributedSampling
 from edge.engine.shard_links import ShardLinks
+from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
 from edge.protocol import messages
 from edge.protocol.frame_codec import Event
@@ -33,6 +34,7 @@ class RunLoop:
         self,
         links: ShardLinks,
         choice: DistributedSampling,
+        speculator: Speculator,
         times: ShardCounters,
         report: Callable[[Event], None],
         computed: Callable[[Step], None],
@@ -43,37 +45,46 @@ class RunLoop:
         sends arrives first."""
         self._links = links
         self._choice = choice
+        self._speculator = speculator
         self._times = times
         self._report = report
         self._computed = computed
         self._is_last_stage = is_last_stage
-        self._token = np.zeros(1, np.int64)
         self._must_yield = False
+        self._sampled_s = 0.0
+        """When the last step of the run was over; 0 in its first step."""
 
     def yield_run(self) -> None:
         """End the run after its current token: others are waiting. For any thread."""
         self._must_yield = True
 
-    def run(self, step: Step, program: StageCompute) -> Iterator[Step]:
-        """Run the step, and for a run the steps that follow. Yields each once it is computed."""
+    def run(self, step: Step, program: StageProgram) -> Iterator[Step]:
+        """Run the step, and for a run the steps that follow. Yields each once it is computed,
+        without tokens that were cut off again."""
         if step.singly:
             yield from self._compute_apart(step, program)
             return
+        self._sampled_s = 0.0
         following: Step | None = step
         while following is not None:
             step = following
-            self._times.begin(is_decode=step.num_tokens == 1)
+            self._times.begin(is_decode=step.is_decode)
             logits = self.compute(step, program)
             start_s = time.perf_counter()
             if logits is not None and self._links.is_sampler:
-                following = self._sample_and_tell(step, logits)
+                following, done = self._sample_and_tell(step, logits)
             elif logits is not None:
                 self._choice.offer(step, logits)
             self._times.now.sample_s += time.perf_counter() - start_s
             if not self._links.is_sampler:
-                self._computed(step)
-                following = self._hear(step, logits)
-            yield step
+                if not step.drafted:  # else it is not known yet which tokens stay
+                    self._computed(step.cut(step.spare))
+                following, done = self._hear(step, logits)
+                if step.drafted:
+                    self._computed(done)
+            if following is None and done is not step:
+                program.cut(step.entries[0].request, done.entries[0].end)
+            yield done
 
     def _compute_apart(self, step: Step, program: StageCompute) -> Iterator[Step]:
         """Run a step with `singly` as steps of one token each."""
@@ -123,63 +134,116 @@ class RunLoop:
         times.send_s += time.perf_counter() - computed_s
         return logits
 
-    def _hear(self, step: Step, own: StepLogits | None) -> Step | None:
-        """The next step of a run, as told by the sampler. None at the end of the run.
+    def _hear(self, step: Step, own: StepLogits | None) -> tuple[Step | None, Step]:
+        """The next step of a run, as told by the sampler, and this one without tokens that are cut
+        off. None at the end of the run.
 
         The sampler may first ask a shard of its stage for `own`, its logits.
         """
         may_ask = self._is_last_stage and self._choice.may_ask(step)
-        if step.run == 1 and not may_ask:
-            return None
-        if self._token.size != step.batch:
-            self._token = np.zeros(step.batch, np.int64)
+        if not (step.run > 1 or step.drafted or may_ask):
+            return None, step.cut(step.spare)
+        told = _message(step)
         start_s = time.perf_counter()
-        self._links.hear(self._token)
-        if own is not None and may_ask and self._token[0] == ASK_FOR_LOGITS:
+        self._links.hear(told)
+        if own is not None and may_ask and told[0] == ASK_FOR_LOGITS:
             self._choice.send_logits(own)
-            self._links.hear(self._token)
+            self._links.hear(told)
         self._times.now.receive_s += time.perf_counter() - start_s
-        if self._token[0] == END_OF_RUN:
-            return None
-        return step.following(self._token.tolist())
+        is_over = told[0] == END_OF_RUN
+        if not step.drafts:
+            return None if is_over else step.following(told.tolist()), step
+        count = int(told[1])
+        done = step.cut(step.logit_rows - count)
+        if is_over:
+            return None, done
+        return step.drafting(count, told[3 : 3 + told[2]].tolist()), done
 
-    def _sample_and_tell(self, step: Step, own: StepLogits) -> Step | None:
-        """Sample tokens and send them to the other shards, then to the coordinator."""
+    def _sample_and_tell(self, step: Step, own: StepLogits) -> tuple[Step | None, Step]:
+        """Sample tokens and send them to the other shards, then to the coordinator. Returns the
+        next step, and this one without tokens that are cut off."""
         if step.states:
             states = self._choice.gather_states(step, own)
             self._computed(step)
             self._report(messages.States(rows=states.tobytes()))
-            return None
+            return None, step
         if self._choice.wants_logits(step):  # of the step's only request
             rows = self._choice.gather_logits(own)[:, : step.logit_rows]
             self._computed(step)
             self._report(messages.Logits(rows=rows.tobytes()))
-            return None
+            return None, step
 
         def ask_all() -> None:
-            self._links.tell_stage(np.full(step.batch, ASK_FOR_LOGITS, np.int64))
+            self._links.tell_stage(np.full_like(_message(step), ASK_FOR_LOGITS))
 
         chosen = self._choice.choose(step, own, ask_all)
         chosen_s = time.monotonic()
+        ends = self._choice.take(step, [each.token for each in chosen])
+        del chosen[len(ends) :]
         tokens = [each.token for each in chosen]
-        ends = self._choice.take(step, tokens)
-        last = step.run == 1 or self._must_yield or any(ends) or self._choice.is_cancelled(step)
-        told = np.full(step.batch, END_OF_RUN, np.int64) if last else np.asarray(tokens, np.int64)
-        if step.run > 1:
+        last = self._must_yield or any(ends) or self._choice.is_cancelled(step)
+        if step.drafts:
+            following, done = self._draft(step, tokens, is_over=last, now_s=chosen_s)
+        else:
+            following = None if last or step.run == 1 else step.following(tokens)
+            done = step.cut(step.spare)
+        told = _message(step)
+        if following is None:
+            told[0] = END_OF_RUN
+        if step.drafts:
+            told[1] = len(tokens)
+            if following is not None:
+                next_tokens = following.entries[0].tokens
+                told[2] = len(next_tokens)
+                told[3 : 3 + len(next_tokens)] = next_tokens
+        elif following is not None:
+            told[...] = tokens
+        if step.run > 1 or step.drafted:
             self._links.tell_all(told)
         elif self._choice.may_ask(step):
             self._links.tell_stage(told)
-        if last:
+        if following is None:
             self._must_yield = False
-        self._computed(step)  # meanwhile other shards run the next step
+        self._computed(done)  # meanwhile other shards run the next step
         logprobs = tuple(each.logprobs for each in chosen)
         self._report(
             messages.Tokens(
                 tokens=tuple(tokens),
                 ends=tuple(ends),
-                last=last,
+                last=following is None,
                 chosen_s=chosen_s,
                 logprobs=logprobs if any(logprobs) else (),
+                drafted=step.drafted,
             )
         )
-        return None if last else step.following(tokens)
+        return following, done
+
+    def _draft(
+        self, step: Step, tokens: Sequence[int], *, is_over: bool, now_s: float
+    ) -> tuple[Step | None, Step]:
+        """The next step of a run with drafts, and this one without the guesses that were wrong."""
+        (entry,), count = step.entries, len(tokens)
+        if step.is_decode and self._sampled_s:
+            self._speculator.seconds.note(step.num_tokens, now_s - self._sampled_s)
+        self._sampled_s = now_s
+        done = step.cut(step.logit_rows - count)
+        if step.drafted:
+            self._speculator.verified(entry.request, step.drafted, count - 1)
+        left = step.run - count
+        if is_over or not left:
+            return None, done
+        known, terms = self._choice.settle(step, tokens)
+        draft = self._speculator.draft(
+            entry.request,
+            known,
+            prompt_tokens=terms.prompt_tokens,
+            speculate=terms.speculate,
+            most=min(step.drafts, max(1, left - 1)),
+        )
+        return step.drafting(count, (tokens[-1], *draft)), done
+
+
+def _message(step: Step) -> NDArray[np.int64]:
+    """A message of the sampler about a step: a token of each entry; or, in a run with drafts, what
+    ends it, how many tokens the step gave, and the number and ids of the next step's tokens."""
+    return np.zeros(4 + step.drafts if step.drafts else step.batch, np.int64)

@@ -18,11 +18,13 @@ from edge import transport
 from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgram
 from edge.engine.compute_thread import ComputeThread
 from edge.engine.distributed_sampling import DistributedSampling
+from edge.engine.drafter import Drafter, SuffixLookup
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.kv_copies import KvCopies, KvCopyQuota, KvCopyQuotaShare, put_copy
 from edge.engine.prefix_cache import PrefixCache, PrefixStorage
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
+from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
 from edge.errors import PlanError, RequestError
 from edge.kernels.sampling.rules import Bits
@@ -57,8 +59,9 @@ class ShardEngine:
         shortlist_tokens: int = SHORTLIST_TOKENS,
         copy_quota: KvCopyQuotaShare | None = None,
         expected: ExpectedStep | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """expected: predicted step times."""
+        """expected: predicted step times. drafter: guesses tokens; None: a SuffixLookup."""
         self.assignment = assignment
         self.layout: ShardLayout = assignment.layout
         self._report = report
@@ -71,9 +74,13 @@ class ShardEngine:
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
         )
+        self._speculator = Speculator(
+            drafter or SuffixLookup(), has_experts=assignment.model.has_experts
+        )
         self._runs = RunLoop(
             self.links,
             self._choice,
+            self._speculator,
             self._times,
             report,
             self._copy,
@@ -352,6 +359,7 @@ class ShardEngine:
 
         def work() -> None:
             self._choice.forget(request)
+            self._speculator.forget(request)
             if self._copies is not None:
                 self._copies.forget(request)
             if self._program is not None:

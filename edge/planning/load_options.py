@@ -15,7 +15,7 @@ from edge.models.spec import ModelSpec
 from edge.option_fields import checks_calls, option
 from edge.partition import Parallel, Plan, Workload
 from edge.protocol.messages import MOST_TRUSTED
-from edge.protocol.step import StepLimits
+from edge.protocol.step import Speculation, StepLimits
 from edge.protocol.wire_rules import Wire
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import (
@@ -157,7 +157,8 @@ class LoadOptions:
         "turn of a conversation computes the last answer again; CPU peers only.",
     )
     """In int4, and in int8 with blocks of 128, rounding of a row differs slightly when other rows
-    are in its step. Float32 and blocks of 32 are always batch invariant, at no cost."""
+    are in its step. Float32 and blocks of 32 are always batch invariant, at no cost, but for
+    guessed tokens (`speculate`), which this option turns off."""
 
     wire: Wire = option(
         "float32",
@@ -225,6 +226,18 @@ class LoadOptions:
     """Whole experts are placed such that devices finish at the same time, by the number of tokens
     that go through each expert. A fast device with little memory gets the most used experts. A plan
     by hand has its own `experts` of shards."""
+
+    speculate: Speculation = option(
+        "auto",
+        help="Guess tokens by looking up the last ones earlier in prompt and answer, and compute "
+        "several in one step. lookup: always; auto: while the answer repeats such passages; off: "
+        "never.",
+    )
+    """Right guesses save steps, and wrong ones are cut off, so the answer stays the same; with
+    `accuracy` "fast" it may differ where two tokens are nearly as likely, because a row alone is
+    rounded in another way than several. An answer is guessed while it is alone. One with a grammar
+    is not, nor are answers on GPUs, with `batch_invariant`, of models with recurrent states, or
+    with `kv_dtype` "int4". Each request may ask for another way (`GenerationOptions`)."""
 
     standby: Standby = option(
         "auto",
@@ -350,6 +363,7 @@ class LoadOverrides(TypedDict, total=False):
     prefixes_of: tuple[str, ...] | None
     stream: Streaming
     experts: ExpertCut
+    speculate: Speculation
     standby: Standby
     spot_check: float
     wait_for_peers_s: float

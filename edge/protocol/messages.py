@@ -36,6 +36,7 @@ from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile, Prove
 from edge.protocol.step import (
     MAX_CHUNK_TOKENS,
     MAX_REQUESTS,
+    MOST_DRAFTED,
     FinishReason,
     SamplingTerms,
     Step,
@@ -349,7 +350,11 @@ class PutKv(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens(Event):
-    """One token for each entry of a step that wants one. A run reports tokens several times."""
+    """One token for each entry of a step that wants one. A run reports tokens several times.
+
+    A step that verifies a draft reports all its tokens at once: the accepted guesses, and the token
+    after them.
+    """
 
     kind = "tokens"
     limits = FrameLimits(
@@ -364,8 +369,14 @@ class Tokens(Event):
     """Time of the choice, by the sampler's monotonic clock."""
     logprobs: Annotated[tuple[Logprobs | None, ...], Payload(write_logprobs, read_logprobs)] = ()
     """Log probabilities of each token if its request wants them; empty if none does."""
+    drafted: Annotated[int, Meta(ge=0, le=MOST_DRAFTED)] = 0
+    """Tokens of the draft that the step verified."""
 
     def __post_init__(self) -> None:
+        if self.drafted and not 1 <= len(self.tokens) <= 1 + self.drafted:
+            raise ValueError("a step gives one token more than guesses of its draft are right")
+        if any(self.ends[:-1]) and self.drafted:
+            raise ValueError("tokens follow the last one")
         if len(self.ends) != len(self.tokens):
             raise ValueError("ends needs one entry for each token")
         if self.logprobs and len(self.logprobs) != len(self.tokens):

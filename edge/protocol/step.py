@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -32,6 +32,13 @@ MAX_SAVED_STATES = 64
 """The most saved states that a shard may be asked to have room for."""
 MAX_END_IDS = 64
 """The most tokens that end a reply; models have one to five."""
+MOST_DRAFTED = 15
+"""The longest draft. With the token before it, it makes an even number of rows, as every draft
+does."""
+
+Speculation = Literal["auto", "off", "lookup"]
+"""How drafts of an answer are made. "lookup": by looking up the last tokens earlier in prompt and
+answer; "auto": the same, once the answer repeats them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +62,15 @@ class StepEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One computation of all shards of a plan: a chunk of one request, or one token of several
-    requests.
+    """One computation of all shards of a plan: a chunk of one request, one token of several
+    requests, or one token of a request and a draft.
 
     run: above 1, the shards go on by themselves, with each sampled token as the next step's input,
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
+
+    drafts: the most tokens of a draft in each step of a run of one request; see `drafted`.
+
+    spare: as many of the last tokens only make the number of rows even, and are cut off again.
 
     singly: the tokens of each request are known, and are computed one after the other, as those of
     an answer are. So keys and values have the same bits as when the answer was first computed. No
@@ -73,6 +84,8 @@ class Step:
     run: int = 1
     singly: bool = False
     states: bool = False
+    drafts: Annotated[int, Meta(ge=0, le=MOST_DRAFTED)] = 0
+    spare: Annotated[int, Meta(ge=0, le=1)] = 0
 
     def __post_init__(self) -> None:
         if not self.entries or any(not entry.tokens for entry in self.entries):
@@ -92,8 +105,17 @@ class Step:
             raise ValueError("a step wants more logits than it has tokens")
         if self.states and (self.run != 1 or self.batch != 1 or not self.logit_rows):
             raise ValueError("a step for hidden states needs one request, and cannot be a run")
-        if self.run < 1 or (self.run > 1 and any(e.logit_rows != 1 for e in self.entries)):
+        if self.drafts:
+            if self.batch != 1 or self.states or self.singly or not self.logit_rows:
+                raise ValueError("a step with drafts needs one request, and its logits")
+            if 1 < self.logit_rows != self.num_tokens or self.drafted > self.drafts:
+                raise ValueError("a draft needs logits of each row, and may not be too long")
+        elif self.run > 1 and any(e.logit_rows != 1 for e in self.entries):
             raise ValueError("a run needs exactly one row of logits of every request")
+        if self.run < 1:
+            raise ValueError("a run needs at least one token")
+        if self.spare and (self.batch != 1 or self.logit_rows or self.num_tokens < 2):
+            raise ValueError("a spare token needs a step of one request without logits")
 
     def _check_singly(self) -> None:
         if self.run != 1 or any(entry.logit_rows for entry in self.entries):
@@ -116,6 +138,34 @@ class Step:
     def logit_rows(self) -> int:
         """Rows of logits that the head computes for each entry: the most that any entry wants."""
         return max(entry.logit_rows for entry in self.entries)
+
+    @property
+    def drafted(self) -> int:
+        """Tokens of the draft that the step verifies: the last ones of its only entry. Each row
+        gives a token; those that follow the first wrong guess are not used."""
+        return self.logit_rows - 1 if self.drafts else 0
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether it computes an answer's tokens, and no chunk of a prompt."""
+        return self.num_tokens == 1 or self.drafted > 0
+
+    def cut(self, tokens: int) -> Step:
+        """The step of one request without the last `tokens` tokens, which were cut off again."""
+        if not tokens:
+            return self
+        (entry,) = self.entries
+        return replace(
+            self,
+            entries=(
+                replace(
+                    entry,
+                    tokens=entry.tokens[:-tokens],
+                    logit_rows=max(0, entry.logit_rows - tokens),
+                ),
+            ),
+            spare=0,
+        )
 
     @property
     def apart(self) -> tuple[Step, ...]:
@@ -145,6 +195,23 @@ class Step:
             run=self.run - 1,
         )
 
+    def drafting(self, chosen: int, tokens: Sequence[int]) -> Step:
+        """The next step of a run with drafts, of which this one gave `chosen` tokens. tokens: the
+        last of them, and a draft of those after it."""
+        (entry,) = self.entries
+        return Step(
+            entries=(
+                StepEntry(
+                    request=entry.request,
+                    position=entry.end - entry.logit_rows + chosen,
+                    tokens=tuple(tokens),
+                    logit_rows=len(tokens),
+                ),
+            ),
+            run=self.run - chosen,
+            drafts=self.drafts,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTerms:
@@ -159,6 +226,8 @@ class SamplingTerms:
     logprobs: Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)] | None = None
     """The number of likeliest tokens whose log probabilities are reported with each token; None: no
     log probabilities."""
+    speculate: Speculation = "off"
+    """How drafts are made, in runs that may have some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

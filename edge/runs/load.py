@@ -14,7 +14,7 @@ from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import LOGIT_CHUNK_BYTES, has_states, held_tokens
 from edge.planning.kv_limits import longest_tokens
 from edge.protocol.peer_info import PeerInfo, gather_all, places
-from edge.protocol.step import MOST_KEPT, SHORTEST_STEP
+from edge.protocol.step import MOST_DRAFTED, MOST_KEPT, SHORTEST_STEP
 from edge.protocol.topology import Seat
 from edge.runs.delivery import Delivered, Delivery
 from edge.runs.resolved import ResolvedLoad
@@ -114,6 +114,8 @@ def scheduling_state(
             asks_peers=not is_whole,  # saved states last as long as the session
             rows_agree=rows_agree,
             batches_agree=batches_agree,
+            drafts=_most_drafted(load) if rows_agree and not is_whole else 0,
+            memory_tokens=limits.cached_tokens,
         ),
         Residency(
             memory_tokens=limits.cached_tokens,
@@ -126,6 +128,18 @@ def scheduling_state(
         prefixes,
         saved,
     )
+
+
+def _most_drafted(load: ResolvedLoad) -> int:
+    """The longest draft that a step has room for; odd, as drafts are. Wrong guesses would count for
+    a load that observes its inputs, and an answer that shares steps is not drafted for, so its last
+    bits would depend on other requests."""
+    limits = load.limits
+    if limits.observes or limits.batch_invariant:
+        return 0
+    logits = LOGIT_CHUNK_BYTES // (4 * load.spec.vocab_size)
+    rows = min(limits.chunk_tokens, max(limits.requests, logits), 1 + MOST_DRAFTED)
+    return max(0, rows // 2 * 2 - 1)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from edge.runs.dead_links import DeadLinks, Silence
 from edge.runs.under_way import AnswersUnderWay
 from edge.scheduling import events
 from edge.scheduling.decide import most_found
+from edge.scheduling.prefixes import joined
 from edge.scheduling.state import StepUnderWay
 from edge.transport.frame import Buffer
 
@@ -97,25 +98,39 @@ class PeerEvents:
         return self.steps[0]
 
     def _on_tokens(self, client: PeerClient, event: messages.Tokens) -> None:
-        """A token for each entry of the oldest step under way, or none for a chunk."""
-        step = self._oldest_step(client, len(event.tokens)).step
+        """A token for each entry of the oldest step under way, or none for a chunk; or several for
+        its only entry, if it verified a draft."""
+        step = self._oldest_step(client, 1 if event.drafted else len(event.tokens)).step
+        if event.drafted > step.drafts:
+            raise ProtocolError(f"a draft of {event.drafted} tokens where {step.drafts} may be")
         if step.logit_rows and not event.tokens:
             raise ProtocolError("no token for a step that gives rows")
-        if self._reports == step.run:
+        self._reports += len(event.tokens) if event.drafted else 1
+        if self._reports > step.run:
             raise ProtocolError(f"more tokens than a run of {step.run} gives")
         self._answers.check_ids(event.tokens)
         logprobs = event.logprobs or (None,) * len(event.tokens)
-        answers = [self._answers.get(entry.request) for entry in step.entries]
-        for answer, end, each in zip(answers, event.ends, logprobs, strict=False):
+        entries = step.entries * len(event.tokens) if event.drafted else step.entries
+        answers = [self._answers.get(entry.request) for entry in entries]
+        for number, (answer, end, each) in enumerate(
+            zip(answers, event.ends, logprobs, strict=False), start=1
+        ):
             if answer is not None:  # else cancelled while the step was under way
-                self._answers.check_token(answer, end is not None, each)
-        self._reports += 1
+                count = number if event.drafted else 1
+                self._answers.check_token(answer, count, end is not None, each)
+        for answer in answers[:1] if event.drafted else answers[: len(event.tokens)]:
+            if answer is not None:
+                answer.passes.count(event.drafted, len(event.tokens))
         if event.last:
             self.steps.popleft()
             self._reports = 0
         self._tell(
             events.Answered(
-                tokens=event.tokens, ends=event.ends, last=event.last, at_s=event.chosen_s
+                tokens=event.tokens,
+                ends=event.ends,
+                last=event.last,
+                at_s=event.chosen_s,
+                drafted=event.drafted,
             )
         )
         self._clock_ahead_s = min(self._clock_ahead_s, time.monotonic() - event.chosen_s)
@@ -125,6 +140,9 @@ class PeerEvents:
         ):
             if answer is None or answer.id not in self._answers:
                 continue  # cancelled, perhaps by the sink of an answer before it
+            if event.drafted:
+                position = len(answer.terms.prompt) + len(answer.tokens)
+                answer.together = joined(answer.together, (position - 1, position))
             answer.tokens.append(token)
             if end is not None:
                 self._answers.forget(answer.id)

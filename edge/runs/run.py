@@ -157,6 +157,8 @@ class PlanRun:
                 who=terms.who,
                 salt=terms.cache_salt,
                 rows=terms.rows or "logits",
+                speculate=terms.speculate,
+                together=answer.together,
             )
         )
         self._peer_events.lead(answer)

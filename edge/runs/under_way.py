@@ -103,9 +103,12 @@ class AnswersUnderWay:
             if token >= self._vocab_size:
                 raise ProtocolError(f"token {token} is outside a vocabulary of {self._vocab_size}")
 
-    def check_token(self, answer: Answer, is_last: bool, logprobs: Logprobs | None) -> None:
-        """Raises ProtocolError for a token that cannot be the answer's next one."""
-        if not is_last and len(answer.tokens) + 1 >= answer.terms.max_new_tokens:
+    def check_token(
+        self, answer: Answer, count: int, is_last: bool, logprobs: Logprobs | None
+    ) -> None:
+        """Raises ProtocolError for a token that cannot be the answer's next one, or the one of that
+        count among several."""
+        if not is_last and len(answer.tokens) + count >= answer.terms.max_new_tokens:
             raise ProtocolError("the answer must end with its last token")
         asked = answer.terms.logprobs
         if (asked is None) != (logprobs is None):

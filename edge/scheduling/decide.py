@@ -23,7 +23,7 @@ from edge.scheduling.fairness import ANSWER_WEIGHT
 from edge.scheduling.next_step import next_step
 from edge.scheduling.orders import FoundPrefix, Match, Orders, Work
 from edge.scheduling.prefix_reuse import NOTHING_LEFT
-from edge.scheduling.prefixes import cut
+from edge.scheduling.prefixes import cut, joined
 from edge.scheduling.request_state import RequestState
 from edge.scheduling.resident import Resident
 from edge.scheduling.state import SchedulingState
@@ -128,6 +128,8 @@ def _submit(state: SchedulingState, new: Submitted) -> None:
         is_led=new.is_led,
         who=new.who,
         salt=new.salt,
+        speculate=new.speculate,
+        together=new.together,
     )
 
 
@@ -149,18 +151,26 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
     if not state.under_way:
         raise ValueError("peers answered a step, but none is under way")
     step, tokens, last = state.under_way[0].step, answered.tokens, answered.last
-    if len(tokens) != state.under_way[0].tokens:
+    if len(tokens) != state.under_way[0].tokens and not (answered.drafted and tokens):
         raise ValueError(f"{len(tokens)} tokens for a step that gives {state.under_way[0].tokens}")
     if answered.at_s is not None and state.last_answer_s is not None:
         _observe(state, step, answered.at_s - state.last_answer_s)
     if last:
         state.under_way.popleft()
     state.last_answer_s = answered.at_s if state.under_way else None
-    state.work += Work(answer_tokens=len(tokens), steps=int(not last))
-    for part, token, end in zip(step.entries, tokens, answered.ends, strict=False):
+    state.work += Work(
+        answer_tokens=len(tokens),
+        steps=int(not last),
+        drafted_tokens=answered.drafted,
+        accepted_tokens=len(tokens) - 1 if answered.drafted else 0,
+    )
+    parts = step.entries * len(tokens) if answered.drafted else step.entries
+    for part, token, end in zip(parts, tokens, answered.ends, strict=False):
         entry = state.active.get(part.request)
         if entry is None:
             continue  # cancelled meanwhile
+        if answered.drafted:
+            entry.together = joined(entry.together, (len(entry.tokens) - 1, len(entry.tokens)))
         entry.tokens.append(token)
         state.shares.give(entry.who, ANSWER_WEIGHT)
         entry.memory.length += 1
@@ -185,7 +195,7 @@ def _end_step(state: SchedulingState, step: Step) -> None:
 def _observe(state: SchedulingState, step: Step, seconds: float) -> None:
     if seconds <= 0:
         return  # the clock is a peer's
-    if step.num_tokens > 1:
+    if not step.is_decode:
         if not step.singly:
             state.pacing.read(step.num_tokens, seconds)
     elif any(part.logit_rows for part in step.entries):

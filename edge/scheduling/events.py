@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge.protocol.step import FinishReason, Rows
+from edge.protocol.step import FinishReason, Rows, Speculation
 from edge.scheduling.fairness import ANYBODY, Who
 from edge.scheduling.prefixes import Spans
 
@@ -35,6 +35,9 @@ class Submitted:
     salt: str = ""
     """The request finds, and leaves, prefix caches of this salt alone."""
     rows: Rows = "logits"
+    speculate: Speculation = "off"
+    together: Spans = ()
+    """Spans of the answer that the earlier plan has computed several tokens at a time."""
 
     @property
     def is_repeated(self) -> bool:
@@ -51,7 +54,8 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The oldest step under way gave one token for each entry that wants one, or its rows."""
+    """The oldest step under way gave one token for each entry that wants one, or its rows; or, if
+    it verified a draft, one or more tokens for its only entry."""
 
     tokens: tuple[int, ...] = ()
     ends: tuple[FinishReason | None, ...] = ()
@@ -60,6 +64,8 @@ class Answered:
     """False: the step is a run that goes on."""
     at_s: float | None = None
     """When the tokens were chosen, by a clock of the peers; None: unknown."""
+    drafted: int = 0
+    """Tokens of the draft that was verified."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

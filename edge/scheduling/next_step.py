@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, Step, StepEntry
 from edge.scheduling.orders import Work
 from edge.scheduling.pacing import time_of_prompts
-from edge.scheduling.prefixes import joined, next_chunk
+from edge.scheduling.prefixes import Span, joined, next_chunk
 from edge.scheduling.request_state import RequestState
 from edge.scheduling.state import SchedulingState, StepUnderWay
 
@@ -53,24 +53,28 @@ def _hand_out(state: SchedulingState, step: Step) -> StepUnderWay:
 
 def _decode(state: SchedulingState) -> Step | None:
     """One token of every request that waits for one. Alone, these run on by themselves."""
-    decoding = sum(each.step.num_tokens == 1 for each in state.under_way)
+    decoding = sum(each.step.is_decode for each in state.under_way)
     if decoding >= state.limits.stages:
         return None
     are_ready = state.ready()
     if not are_ready:
         return None
     ready = [are_ready[name] for name in state.slots.arranged(tuple(are_ready))]
+    run, drafts = _run(state, ready)
+    # An answer with guesses goes on in steps of two rows at least, though there is none yet.
+    rows = 2 if drafts and ready[0].is_paired else 1
     return Step(
         entries=tuple(
             StepEntry(
                 request=entry.request,
                 position=entry.computed,
-                tokens=(entry.tokens[-1],),
-                logit_rows=1,
+                tokens=(entry.tokens[-1],) * rows,
+                logit_rows=rows,
             )
             for entry in ready
         ),
-        run=_run_length(state, ready),
+        run=run,
+        drafts=drafts,
     )
 
 
@@ -115,7 +119,8 @@ def _chunk_of(state: SchedulingState, entry: RequestState) -> Step:
         return Step(entries=(part,), states=is_state)
     if is_single:
         return Step(entries=(part,), singly=True)
-    return Step(entries=(part,), run=_run_length(state, [entry]) if ends else 1)
+    run, drafts = _run(state, [entry]) if ends else (1, 0)
+    return Step(entries=(part,), run=run, drafts=drafts)
 
 
 def _next_turn(state: SchedulingState) -> str:
@@ -143,14 +148,22 @@ def _most_in_chunk(state: SchedulingState, entry: RequestState) -> int:
 
 
 def _repeat(state: SchedulingState) -> Step | None:
-    """Parts of answers that an earlier plan has computed, token by token as there."""
+    """Parts of answers that an earlier plan has computed, in steps as there."""
     entries = state.repeats
     if not entries:
         return None
+    spans = [_next_together(entry) for entry in entries]
+    if spans[0][0] <= entries[0].computed:
+        return _repeat_together(state, entries[0], spans[0][1])
     if not state.limits.batches_agree:  # most answers were computed alone
         del entries[1:]
+    entries = [each for each, span in zip(entries, spans, strict=False) if span[0] > each.computed]
     most = min(REPEATED_TOKENS, state.limits.chunk_tokens, MAX_CHUNK_TOKENS // len(entries))
-    count = min(most, *(entry.to_repeat for entry in entries))
+    count = min(
+        most,
+        *(entry.to_repeat for entry in entries),
+        *(_next_together(entry)[0] - entry.computed for entry in entries),
+    )
     parts = []
     for entry in entries:
         start = entry.computed
@@ -160,12 +173,40 @@ def _repeat(state: SchedulingState) -> Step | None:
     return Step(entries=tuple(parts), singly=True)
 
 
-def _run_length(state: SchedulingState, entries: Sequence[RequestState]) -> int:
-    """Tokens that these requests may compute by themselves, while nothing else is to be done."""
+def _next_together(entry: RequestState) -> Span:
+    """The next span of an answer that is repeated several tokens at a time."""
+    spans = (span for span in entry.together if span[1] > entry.computed)
+    return next(spans, (len(entry.tokens), len(entry.tokens)))
+
+
+def _repeat_together(state: SchedulingState, entry: RequestState, end: int) -> Step:
+    """The next tokens of an answer up to `end`, in an even number of rows."""
+    start, most = entry.computed, state.limits.chunk_tokens // 2 * 2
+    size = min(end - start, most)
+    entry.computed += size
+    tokens = tuple(entry.tokens[start : entry.computed + size % 2])
+    part = StepEntry(request=entry.request, position=start, tokens=tokens, logit_rows=0)
+    return Step(entries=(part,), spare=size % 2)
+
+
+def _run(state: SchedulingState, entries: Sequence[RequestState]) -> tuple[int, int]:
+    """Tokens that these requests may compute by themselves, while nothing else is to be done; and
+    the longest draft of each step meanwhile.
+
+    An answer is drafted for while it is alone: several share a step, in which each has one row.
+    """
     if len(entries) < state.residency.num_inside or state.residency.awaits_room:
-        return 1
+        return 1, 0
     if any(entry.is_led for entry in entries):
-        return 1
-    return min(  # the last token is not computed
+        return 1, 0
+    first = entries[0]
+    if len(entries) == 1 and first.speculate != "off" and state.limits.drafts:
+        # Guesses have keys and values as well, until they turn out to be wrong. A request longer
+        # than memory would have them on disk.
+        tokens = min(first.memory.room, first.memory.longest) - len(first.tokens)
+        if tokens > 0 and first.memory.longest <= state.limits.memory_tokens:
+            return tokens, state.limits.drafts
+    tokens = min(  # the last token is not computed
         min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens) for entry in entries
     )
+    return tokens, 0

@@ -97,9 +97,15 @@ class Work:
     """Tokens of answers in steps that have ended, those of cancelled requests included."""
     steps: int = 0
     """Steps that were sent, and steps by which runs went on."""
+    drafted_tokens: int = 0
+    """Tokens of drafts that steps verified."""
+    accepted_tokens: int = 0
+    """Tokens of drafts that were right."""
 
     def __add__(self, other: Work) -> Work:
         return Work(
+            drafted_tokens=self.drafted_tokens + other.drafted_tokens,
+            accepted_tokens=self.accepted_tokens + other.accepted_tokens,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             answer_tokens=self.answer_tokens + other.answer_tokens,
             steps=self.steps + other.steps,

@@ -245,8 +245,8 @@ class PrefixReuse:
         if entry.rows is not None or entry.state != "going":
             return False
         singly = entry.singly
-        if entry.computed > entry.prompt_tokens:
-            singly = joined(singly, (entry.prompt_tokens, entry.computed))
+        for span in entry.answered_singly:
+            singly = joined(singly, span)
         tokens = self._prefixes.worth_keeping(entry.computed, singly)
         saves_end = False
         if self._saved is not None:

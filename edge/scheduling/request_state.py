@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.protocol.step import Rows
+from edge.protocol.step import Rows, Speculation
 from edge.scheduling.fairness import Who
 from edge.scheduling.prefixes import Spans, cut
 from edge.scheduling.resident import Resident
@@ -39,6 +39,10 @@ class RequestState:
     """Tokens in steps that were handed out."""
     singly: Spans = ()
     """Spans of the prompt that were, or are to be, computed one token at a time."""
+    speculate: Speculation = "off"
+    together: Spans = ()
+    """Spans of the answer that were, or are to be, computed in steps of an even number of rows:
+    tokens and guesses. The rest of it is computed one token at a time."""
     is_repeated: bool = False
     """An earlier plan has computed it before, in those steps."""
     saves: set[int] = field(default_factory=set)
@@ -59,6 +63,21 @@ class RequestState:
     def is_decoding(self) -> bool:
         """Only one sampled token is left to compute."""
         return self.prompt_tokens <= self.computed == len(self.tokens) - 1
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether its last computed token was in a step with guesses, or all of its tokens are."""
+        return self.speculate == "lookup" or (
+            bool(self.together) and self.together[-1][1] == self.computed
+        )
+
+    @property
+    def answered_singly(self) -> Spans:
+        """Spans of the computed part of the answer that were computed one token at a time."""
+        bounds = [bound for span in self.together for bound in span]
+        bounds = [self.prompt_tokens, *bounds, max(self.prompt_tokens, self.computed)]
+        pairs = zip(bounds[::2], bounds[1::2], strict=True)
+        return tuple((first, last) for first, last in pairs if first < last)
 
     def may_have(self, singly: Spans, tokens: int) -> bool:
         """Whether it may use another request's first `tokens` tokens, of which `singly` were

@@ -41,6 +41,10 @@ class SchedulingLimits:
     batches_agree: bool = False
     """A token is the same whichever other requests are in its step, so several answers may be
     repeated together."""
+    drafts: int = 0
+    """The longest draft of an answer that is alone in memory; 0: no drafts."""
+    memory_tokens: int = 0
+    """Tokens of all requests that fit in memory. A longer request has no drafts."""
 
     def most_in_chunk(self, rows: Rows | None) -> int:
         """Most tokens in one chunk of a prompt of which these rows are wanted."""

@@ -67,6 +67,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
             stop=asked.stop_sequences or (),
             json_schema=schema_of(form, where, flat=True),
             priority=priority_of(asked.priority),
+            speculate=asked.speculate,
         ),
         tools=offer.tools,
         forced=offer.forced,

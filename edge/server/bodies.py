@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from edge.kernels.sampling.parameters import Penalty, RepetitionPenalty, Share, TokenCount
+from edge.protocol.step import Speculation
 from edge.scheduling.fairness import Priority
 from edge.server.efforts import Effort
 from edge.server.priorities import Tier
@@ -63,6 +64,7 @@ class _Body(Struct, kw_only=True):
 
     cache_salt: str | None = None
     priority: Priority | None = None
+    speculate: Speculation | None = None
     stream: bool | None = None
 
 

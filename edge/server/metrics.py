@@ -60,6 +60,18 @@ class Metrics:
         self._steps = Counter(
             "edge_steps", "Steps that the peers were given", ["model"], registry=self._registry
         )
+        self._drafted = Counter(
+            "edge_drafted_tokens",
+            "Tokens that were guessed, right or wrong",
+            ["model"],
+            registry=self._registry,
+        )
+        self._accepted = Counter(
+            "edge_accepted_tokens",
+            "Guessed tokens that were right",
+            ["model"],
+            registry=self._registry,
+        )
         self._seen: dict[str, Work] = {}
         """Work of each model at the last call of `note_work`."""
         self.new_tokens = 0
@@ -87,6 +99,8 @@ class Metrics:
         self._computed.labels(name, "prompts").inc(work.prompt_tokens - seen.prompt_tokens)
         self._computed.labels(name, "answers").inc(work.answer_tokens - seen.answer_tokens)
         self._steps.labels(name).inc(work.steps - seen.steps)
+        self._drafted.labels(name).inc(work.drafted_tokens - seen.drafted_tokens)
+        self._accepted.labels(name).inc(work.accepted_tokens - seen.accepted_tokens)
 
     def under_way(self) -> list[dict[str, float]]:
         """Age and tokens of each reply that has begun and not ended, the oldest first."""

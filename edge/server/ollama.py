@@ -162,6 +162,7 @@ def _options(asked: OllamaBody) -> GenerationOptions:
         seed=None if options.seed == -1 else options.seed,
         json_schema="object" if asked.format == "json" else asked.format or None,
         priority=priority_of(asked.priority),
+        speculate=asked.speculate,
     )
 
 

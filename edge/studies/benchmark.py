@@ -14,7 +14,11 @@ from edge.answers.text import FEWEST_TOKENS_OF_A_RATE
 from edge.option_fields import option
 from edge.partition import Estimate
 from edge.planning.drift import Drift
+from edge.protocol.step import Speculation
 from edge.protocol.step_times import PeerTimes, StepTimes
+
+_REPEATED_TOKENS = 24
+"""Length of what a prompt repeats, to see whether guesses pay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +89,16 @@ class PredictedSpeed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speculated:
+    """Decoding of text that repeats, with guessed tokens and without, in turn."""
+
+    off_tokens_per_s: Spread
+    tokens_per_s: Spread
+    tokens_per_pass: float
+    """With guesses; the mean of all answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
     """The result of a benchmark."""
 
@@ -142,7 +156,13 @@ class TimedModel(Protocol):
     def token_weight_bytes(self) -> Mapping[str, int]: ...
 
     def generate(
-        self, prompt: Sequence[int], /, *, max_new_tokens: int, ignore_eos: bool
+        self,
+        prompt: Sequence[int],
+        /,
+        *,
+        max_new_tokens: int,
+        ignore_eos: bool,
+        speculate: Speculation | None = None,
     ) -> TimedReply: ...
 
     def stream(
@@ -236,6 +256,30 @@ def run_benchmark(
         peers=tuple(shares),
         predicted=_predicted(model, options),
         drift=drift,
+    )
+
+
+def compare_speculation(
+    model: TimedModel, options: BenchmarkOptions, speculate: Speculation
+) -> Speculated:
+    """Answer prompts that repeat some random tokens again and again, each of them twice."""
+    generator = np.random.default_rng()
+    rates: dict[Speculation, list[float]] = {"off": [], speculate: []}
+    per_pass = []
+    for number in range(options.warm_ups + options.repeats):
+        some = generator.integers(model.vocab_size, size=_REPEATED_TOKENS).tolist()
+        prompt = (some * options.prompt_tokens)[: options.prompt_tokens]
+        for kind, found in rates.items():
+            reply = model.generate(
+                prompt, max_new_tokens=options.new_tokens, ignore_eos=True, speculate=kind
+            )
+            if number >= options.warm_ups:
+                found.append(reply.tokens_per_s)
+                per_pass += [reply.statistics.get("tokens_per_pass", 1.0)] * (kind != "off")
+    return Speculated(
+        off_tokens_per_s=Spread.of(rates["off"]),
+        tokens_per_s=Spread.of(rates[speculate]),
+        tokens_per_pass=float(np.mean(per_pass)),
     )
 
 

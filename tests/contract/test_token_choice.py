@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge.backends.interface import HostLogits
 from edge.backends.null import made_up
 from edge.engine.distributed_sampling import DistributedSampling
 from edge.kernels.sampling.parameters import SamplingParameters
@@ -64,8 +66,16 @@ def expected_tokens(prompt: list[int], parameters: SamplingParameters) -> list[i
     return history[len(prompt) :]
 
 
-def test_no_mask_is_made_where_no_token_is_chosen() -> None:
+def test_no_mask_is_made_where_no_token_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask of a large vocabulary for each chunk of a prompt would be work in vain."""
+    made: list[object] = []
+    allowed = DistributedSampling._allowed
+
+    def counted(*given: Any) -> Any:
+        made.append(given)
+        return allowed(*given)
+
+    monkeypatch.setattr(DistributedSampling, "_allowed", counted)
     choice = DistributedSampling([range(VOCAB)], 0)
     terms = SamplingTerms(
         sampling=SamplingParameters(min_tokens=2),
@@ -75,10 +85,12 @@ def test_no_mask_is_made_where_no_token_is_chosen() -> None:
     )
     choice.begin("a", terms)
     chunk = StepEntry(request="a", position=0, tokens=(1, 2), logit_rows=0)
-    choice.remember(Step(entries=(chunk,)))
-    assert choice._requests["a"].allowed is None
-    choice.remember(Step(entries=(replace(chunk, position=2, logit_rows=1),)))
-    assert choice._requests["a"].allowed is not None
+    logits = HostLogits(np.zeros((1, 1, VOCAB), np.float32), np.zeros((1, 1, 1), np.float32))
+    assert choice.choose(Step(entries=(chunk,)), logits, pytest.fail) == []
+    assert not made
+    last = replace(chunk, position=2, logit_rows=1)
+    assert len(choice.choose(Step(entries=(last,)), logits, pytest.fail)) == 1
+    assert made
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from edge.answers.journal_records import JournalContent
 from edge.api.kept_reply import kept_replies
 from edge.demos.bundled import MODEL
 from edge.host.state_paths import STATE_VARIABLE
+from edge.protocol.step import Speculation
 from edge.weights.formats import Dtype
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import bundled_plan, make_plan
@@ -124,16 +125,29 @@ def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"),
-    repeats_are_slow([("pipeline_2", "float32"), ("tensor_2", "auto"), ("pipeline_2", "auto")]),
+    ("layout", "dtype", "speculate"),
+    [
+        *repeats_are_slow(
+            [
+                ("pipeline_2", "float32", "auto"),
+                ("tensor_2", "auto", "auto"),
+                ("pipeline_2", "auto", "auto"),
+            ]
+        ),
+        ("tensor_2", "auto", "lookup"),
+    ],
 )
-def test_the_tokens_of_an_undisturbed_reply(layout: str, dtype: Dtype, two: list[Daemon]) -> None:
+def test_the_tokens_of_an_undisturbed_reply(
+    layout: str, dtype: Dtype, speculate: Speculation, two: list[Daemon]
+) -> None:
     """Drawn, with penalties, and with likelihoods to the last bit: by the plan that it had."""
     plan = bundled_plan(layout, devices=[daemon.name for daemon in two])
+    sampled = replace(SAMPLED, speculate=speculate)
     with edge.Cluster.connect(addresses(two)) as cluster:
         with cluster.load(MODEL, dtype=dtype, plan=plan, context_tokens=128) as model:
-            undisturbed = model.generate("The cat", SAMPLED)
-            with model.stream("The cat", SAMPLED) as stream:
+            undisturbed = model.generate("The cat", sampled)
+            assert speculate == "auto" or undisturbed.statistics["drafted_tokens"]
+            with model.stream("The cat", sampled) as stream:
                 shown = [next(stream) for _number in range(20)]
                 id = stream.kept_as
         assert id is not None

@@ -364,6 +364,8 @@ STEP = {
     "run": 1,
     "singly": False,
     "states": False,
+    "drafts": 0,
+    "spare": 0,
 }
 TERMS = {"sampling": {}, "end_ids": [], "max_new_tokens": 1, "prompt_tokens": 0, "logprobs": None}
 NONSENSE = [
@@ -371,7 +373,10 @@ NONSENSE = [
     Frame("step", {"session": "nobody", "step": STEP, "terms": {"other": TERMS}}),
     Frame("step", {"session": "nobody", "step": STEP, "terms": {"r": {"sampling": "hot"}}}),
     Frame("step", {"session": "nobody", "step": STEP, "terms": {}}),
-    Frame("step", {"session": "nobody", "step": {**STEP, "states": True, "run": 2}}),
+    Frame(
+        "step",
+        {"session": "nobody", "step": {**STEP, "states": True, "run": 2}},
+    ),
     Frame("step", {"step": "many"}),
     Frame("begin", {}),
     Frame("finish", {}),

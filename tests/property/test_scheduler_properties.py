@@ -30,9 +30,13 @@ class Asked:
     """What follows is answer, also what another plan has computed of it."""
     singly: set[int] = field(default_factory=set)
     """Tokens that were computed one at a time, or are to be, as another plan has."""
+    together: set[int] = field(default_factory=set)
+    """The same of tokens of the answer in steps with guesses."""
     is_repeated: bool = False
     salt: str = ""
     computed: int = 0
+    guesses: int = 0
+    """Tokens behind those, until they turn out to be wrong."""
     sampled: int = 0
     is_cancelled: bool = False
 
@@ -80,6 +84,7 @@ class Peers:
     next_token: int = 1000
     gave_up: int = 0
     must_yield: bool = False
+    drafts: int = 0
 
     def add(self, prompt: int, new_tokens: int) -> None:
         """Every other one goes on from the last answer that there is, and some from their own, of
@@ -94,12 +99,17 @@ class Peers:
         count = len(tokens) - known
         first, last = prompt // 4, min(prompt // 2, count - 2)
         spans = ((first, last),) if known and first < last and not self.is_strict else ()
+        most = len(tokens) - 1
+        together = (
+            ((count + known // 3, most),) if self.drafts and count + known // 3 < most else ()
+        )
         self.asked[name] = Asked(
             tokens,
             new_tokens,
             len(tokens) + new_tokens,
             count,
             singly={each for span in spans for each in range(*span)},
+            together={each for span in together for each in range(*span)},
             is_repeated=known > 0,
             salt="" if prompt % 5 else "own",
         )
@@ -111,6 +121,8 @@ class Peers:
             singly=spans,
             who=Who("abc"[prompt % 3], PRIORITIES[new_tokens % 3]),
             salt=self.asked[name].salt,
+            speculate=("off", "auto", "lookup")[prompt % 3],
+            together=together,
         )
 
     def cancel(self, index: int) -> None:
@@ -164,7 +176,7 @@ class Peers:
     def check_memory(self) -> None:
         """No more is kept than there is room for, but for one request that is there alone."""
         kept = [
-            asked.computed
+            asked.computed + asked.guesses
             for name, asked in self.asked.items()
             if name in self.started and name not in self.away and not asked.is_done
         ]
@@ -256,23 +268,32 @@ class Peers:
                 asked = self.asked[entry.request]
                 assert not asked.is_done, "nobody wants it"
                 assert entry.position == asked.computed
-                assert list(entry.tokens) == asked.tokens[asked.computed : entry.end]
+                extra = step.spare + step.drafted
+                end = entry.end - extra
+                computed = list(entry.tokens[: len(entry.tokens) - extra])
+                assert computed == asked.tokens[asked.computed : end]
+                now = set(range(entry.position, end))
                 if asked.computed < asked.prompt_tokens:
                     assert entry.end <= asked.prompt_tokens
-                    now = set(range(entry.position, entry.end))
                     assert now <= asked.singly if step.singly else not now & asked.singly
                     if len(now) == 1:
                         asked.singly |= now
+                elif step.drafted:
+                    asked.together |= now
+                elif step.singly or len(entry.tokens) == 1:
+                    assert not now & asked.together
+                    asked.singly |= now
                 else:
-                    asked.singly |= set(range(entry.position, entry.end))
-                    assert step.singly or len(entry.tokens) == 1, "an answer, token by token"
-                asked.computed = entry.end
-                most = entry.end + step.run - 1
+                    assert now <= asked.together, "an answer, token by token"
+                    assert len(entry.tokens) % 2 == 0
+                asked.computed = end
+                most = max(end + step.run - 1 + (step.drafts > 0), entry.end)
+                assert not step.drafts or asked.longest <= self.capacity
                 assert most <= max(self.capacity, self.reserved.get(entry.request, 0))
                 self.started.add(entry.request)
-                at_end = entry.end == len(asked.tokens)
+                at_end = end == len(asked.tokens)
                 wanted = len(entry.tokens) if not asked.new_tokens else int(at_end)
-                assert entry.logit_rows == wanted
+                assert entry.logit_rows == wanted + step.drafted
             alive = [self.asked[n] for n in self.started if not self.asked[n].is_done]
             assert len(alive) <= self.most_requests
             assert sum(asked.longest for asked in alive) <= max(self.capacity, self.disk)
@@ -292,23 +313,33 @@ class Peers:
             for entry in step.entries
             if entry.logit_rows and self.asked[entry.request].new_tokens
         ]
-        for turn in range(step.run):
-            last = turn + 1 == min(step.run, run) or self.must_yield
-            tokens = list(range(self.next_token, self.next_token + len(wanting)))
-            self.next_token += len(wanting)
-            if turn:
-                for asked in wanting:
-                    asked.singly.add(asked.computed)
+        left, is_first = step.run, True
+        while True:
+            drafted = step.drafted if is_first else min(step.drafts, self.next_token % 5)
+            count = 1
+            if drafted:
+                wanting[0].guesses = drafted + (not is_first)
+                self.check_memory()
+                wanting[0].guesses = 0
+                right = min(drafted, self.next_token % 3)
+                count = min(1 + right, left, wanting[0].new_tokens - wanting[0].sampled)
+            left -= count
+            last = step.run - left >= min(step.run, run) or self.must_yield
+            tokens = list(range(self.next_token, self.next_token + len(wanting) * count))
+            self.next_token += len(tokens)
+            ends: list[FinishReason | None] = []
+            for asked, token in zip(wanting * count, tokens, strict=True):
+                if not is_first:
+                    (asked.together if drafted else asked.singly).add(asked.computed)
                     asked.computed += 1
-            for asked, token in zip(wanting, tokens, strict=True):
+                is_first = is_first and count == 1
                 asked.tokens.append(token)
                 asked.sampled += 1
+                ends.append("length" if asked.sampled == asked.new_tokens else None)
+            is_first = False
             self.check_memory()
             ended = any(asked.is_done for asked in wanting)
-            ends: list[FinishReason | None] = [
-                "length" if asked.sampled == asked.new_tokens else None for asked in wanting
-            ]
-            self.scheduler.answer(tokens, ends=ends, last=last or ended)
+            self.scheduler.answer(tokens, ends=ends, last=last or ended, drafted=drafted)
             if last or ended:
                 self.out.popleft()
                 self.must_yield = False
@@ -344,7 +375,9 @@ def everything_is_computed_once_and_in_order(
     fewest: int,
     is_strict: bool,
     places: int = 0,
+    drafts: int = 0,
 ) -> None:
+    drafts = drafts if rows_agree and not is_strict and not places and chunk > 1 else 0
     if disk >= 38 and small_memory is not None:
         capacity = small_memory
     residency = Residency(
@@ -378,8 +411,10 @@ def everything_is_computed_once_and_in_order(
         saved=saved,
         rows_agree=rows_agree,
         batches_agree=rows_agree,
+        drafts=drafts,
+        memory_tokens=capacity,
     )
-    peers = Peers(scheduler, capacity, requests, stages, disk, known or 0)
+    peers = Peers(scheduler, capacity, requests, stages, disk, known or 0, drafts=drafts)
     peers.most_kept, peers.is_strict, peers.places = most_kept, is_strict, places
     moves = 0
 
@@ -438,11 +473,49 @@ def everything_is_computed_once_and_in_order(
     rows_agree=st.booleans(),
     fewest=st.integers(1, 9),
     is_strict=st.booleans(),
+    drafts=st.sampled_from([0, 1, 3]),
 )
 @settings(max_examples=120)
 def test_everything_is_computed_once_and_in_order(**drawn: Any) -> None:
     """With a disk, also where one request has more than memory, or the disk is full some time."""
     everything_is_computed_once_and_in_order(**drawn)
+
+
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.sampled_from([4, 5, 7, 8, 23]), st.integers(3, 8)),
+            st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
+            st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
+            st.tuples(st.just("answer"), st.just(9), st.just(0)),
+            EVENT,
+        ),
+        min_size=20,
+        max_size=60,
+    ),
+    chunk=st.sampled_from([2, 3, 4, 6]),
+    capacity=st.integers(60, 120),
+    requests=st.integers(1, 3),
+    stages=st.integers(1, 3),
+    disk=st.sampled_from([0, 300]),
+    turn=st.integers(1, 9),
+    small_memory=st.sampled_from([None, None, 20]),
+    page=st.sampled_from([1, 3]),
+    most_kept=st.integers(1, 4),
+    drafts=st.sampled_from([1, 3]),
+)
+@settings(max_examples=150)
+def test_answers_with_guesses_are_computed_again_in_the_same_steps(**drawn: Any) -> None:
+    """And guesses have no more memory than the answer may grow to."""
+    everything_is_computed_once_and_in_order(
+        **drawn,
+        logit_chunk=4,
+        full_after=None,
+        known=None,
+        rows_agree=True,
+        fewest=2,
+        is_strict=False,
+    )
 
 
 @given(

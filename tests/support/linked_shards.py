@@ -21,6 +21,7 @@ from edge.backends.interface import HostLogits, ShardWeights, StepLogits
 from edge.backends.null import made_up
 from edge.backends.null.backend import NullBackend
 from edge.backends.null.program import NullProgram
+from edge.engine.drafter import Drafter
 from edge.engine.prefix_cache import PrefixStorage
 from edge.engine.shard_engine import NO_MASKS, ShardEngine
 from edge.kernels.sampling.logprobs import Logprobs
@@ -175,6 +176,8 @@ class Shards:
     sessions: list[ShardEngine]
     reports: SimpleQueue[Event]
     links: list[CountingLink] = field(default_factory=list)
+    told: list[Tokens] = field(default_factory=list)
+    """The reports of `go_on`."""
     terms: dict[str, SamplingTerms] = field(default_factory=dict)
     logprobs: list[tuple[Logprobs | None, ...]] = field(default_factory=list)
     """Of the tokens of `generate`'s runs."""
@@ -223,15 +226,18 @@ class Shards:
             found = list(self.tokens(Step(entries=(entry,))).tokens)
         return found + (self.go_on(request, [*prompt, *found], count - 1) if count > 1 else [])
 
-    def go_on(self, request: str, tokens: Sequence[int], count: int) -> list[int]:
+    def go_on(
+        self, request: str, tokens: Sequence[int], count: int, *, drafts: int = 0
+    ) -> list[int]:
         """The tokens of a run of the request that has these."""
         entry = StepEntry(
             request=request, position=len(tokens) - 1, tokens=(tokens[-1],), logit_rows=1
         )
-        event: Event = self.step(Step(entries=(entry,), run=count))
+        event: Event = self.step(Step(entries=(entry,), run=count, drafts=drafts))
         found: list[int] = []
         while True:
             assert isinstance(event, Tokens), event
+            self.told.append(event)
             found += event.tokens
             if event.last:
                 return found
@@ -244,14 +250,14 @@ class Shards:
         *,
         prompt_tokens: int = 0,
         logprobs: int | None = None,
+        **terms: Any,
     ) -> None:
-        """These are its terms, which its first step will carry."""
+        """These are its terms, which its first step will carry. terms: further ones."""
         self.terms[request] = SamplingTerms(
             sampling=parameters,
-            end_ids=frozenset(),
-            max_new_tokens=50,
             prompt_tokens=prompt_tokens,
             logprobs=logprobs,
+            **{"end_ids": frozenset(), "max_new_tokens": 50, **terms},
         )
 
     def step(self, step: Step, masks: Mapping[str, Bits] = NO_MASKS) -> Event:
@@ -350,11 +356,13 @@ def linked(
     places: Callable[[Seat], PrefixStorage | None] = lambda seat: None,
     wrap: Callable[[Link, Seat], Link] = lambda link, seat: link,
     link_timeout_s: float = 30.0,
+    drafter: Drafter | None = None,
 ) -> Iterator[Shards]:
     """A session for every shard of the plan of SPEC, loaded and linked.
 
     wrap: what the shard in a seat gets for each of its links.
     link_timeout_s: how long a neighbour may say nothing.
+    drafter: of the sampler.
     """
     found = Shards([], SimpleQueue())
     num_stages = len(plan.stages)
@@ -375,7 +383,7 @@ def linked(
             ),
         )
         found.sessions.append(
-            ShardEngine(assignment, found.hear, shortlist_tokens=shortlist_tokens)
+            ShardEngine(assignment, found.hear, shortlist_tokens=shortlist_tokens, drafter=drafter)
         )
     links: dict[Seat, dict[Seat, Link]] = {session.links.seat: {} for session in found.sessions}
     for first, second in itertools.combinations([each.links for each in found.sessions], 2):

@@ -363,6 +363,50 @@ def rows_agree_where_that_is_said(kind: Kind) -> None:
             assert len(set(found)) == 1
 
 
+def wrong_guesses_leave_nothing_behind(kind: Kind) -> None:
+    """A token has the bits that it has with one guess for each: of its keys and values, and of the
+    logits behind it, in memory that is float32 or codes."""
+    answer = (9, 4, 30, 8, 17, 2, 26)
+    tokens = (*PROMPT, *answer)
+    forms: list[tuple[KvDtype, WeightFormat]] = [("float32", FLOATS), ("int8", FLOATS)]
+    forms.append(("float32", uniform_format("int4", block_size=32)))
+    draw = np.random.default_rng(0)
+    for kv_dtype, form in forms:
+        with kind.program(kv_dtype=kv_dtype, form=form) as program:
+
+            def computed(name: str, guesses: Sequence[int], program: StageProgram = program) -> Any:
+                """The answer's logits, keys and values, in steps with so many guesses."""
+                compute(program, chunk(name, PROMPT))
+                rows, position, left = [], LENGTH, list(guesses)
+                while position < len(tokens):
+                    count = left.pop() if left else 1
+                    right = int(draw.integers(0, count + 1))
+                    given = [*tokens[position : position + 1 + right]][: 1 + count]
+                    wrong = [(each + 1) % SPEC.vocab_size for each in given[-1:]]
+                    given += wrong * (1 + count - len(given))
+                    step = chunk(name, tuple(given), position, rows=len(given))
+                    good = min(1 + right, len(tokens) - position)
+                    rows.append(compute(program, step)[0][:good])
+                    position += good
+                program.cut(name, len(tokens))
+                assert program.rows(name, 0, len(tokens) + 1) is None
+                found = program.rows(name, 0, len(tokens))
+                assert found is not None
+                found = [each.copy() for each in found]
+                program.release(name)
+                return np.concatenate(rows), found
+
+            logits, cached = computed("a", ())
+            for turn in range(6):
+                again, cached_again = computed("b", draw.choice([1, 3], turn).tolist())
+                if program.rows_agree:
+                    np.testing.assert_array_equal(again, logits)
+                    for one, other in zip(cached_again, cached, strict=True):
+                        np.testing.assert_array_equal(one, other)
+                else:
+                    assert is_close(again, logits) or kv_dtype != "float32"
+
+
 def batches_agree_where_that_is_said(kind: Kind) -> None:
     """To the last bit, alone and with one or two others, wherever its cache lies meanwhile."""
     limits = replace(LIMITS, requests=3, cached_tokens=40, batch_invariant=True)
@@ -556,6 +600,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         a_beginning_is_taken_over_or_shared,
         a_beginning_that_was_shared_is_shared_again_or_swapped_out_before_its_first_step,
         rows_agree_where_that_is_said,
+        wrong_guesses_leave_nothing_behind,
         batches_agree_where_that_is_said,
         rows_are_taken_by_a_program_like_the_one_that_gave_them,
         layers_that_come_from_disk_change_no_bit,

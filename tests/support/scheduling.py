@@ -65,9 +65,12 @@ class Steps:
         last: bool = True,
         ends: Sequence[FinishReason | None] | None = None,
         at_s: float | None = None,
+        drafted: int = 0,
     ) -> None:
         found = [None] * len(tokens) if ends is None else ends
-        self.tell(Answered(tokens=tuple(tokens), ends=tuple(found), last=last, at_s=at_s))
+        self.tell(
+            Answered(tokens=tuple(tokens), ends=tuple(found), last=last, at_s=at_s, drafted=drafted)
+        )
 
     def matched(self, request: str, tokens: int) -> None:
         self.tell(PrefixFound(request=request, tokens=tokens))

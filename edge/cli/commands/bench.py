@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -18,12 +18,18 @@ from edge.host.free_memory import format_size
 from edge.planning.breakdown import reads_in_words
 from edge.planning.load_options import LoadOptions
 from edge.planning.rate_words import rate_in_words
-from edge.studies.benchmark import Benchmark, BenchmarkOptions, PeerShare, run_benchmark
+from edge.studies.benchmark import (
+    Benchmark,
+    BenchmarkOptions,
+    PeerShare,
+    compare_speculation,
+    run_benchmark,
+)
 from edge.studies.versus_llama_cpp import Comparison, Llama, compare, spreads
 
 
 @click.command("bench", short_help="Measure a model's speed and its bottleneck.")
-@model_options()
+@model_options(defaults={"speculate": "off"})
 @given_options("wanted", BenchmarkOptions)
 @click.option(
     "--vs",
@@ -70,8 +76,10 @@ def command(
     if (vs is None) != (gguf is None):
         raise click.UsageError("--vs llama.cpp and --gguf FILE go together; give both")
     context_tokens = wanted.prompt_tokens + wanted.new_tokens
+    speculate = options.speculate
     options = replace(
         options,
+        speculate="off",
         context_tokens=options.context_tokens or context_tokens,
         concurrency=wanted.requests,
     )
@@ -82,6 +90,9 @@ def command(
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         measured = run_benchmark(loaded, wanted, memory_rates=rates)
+        guessed = None
+        if speculate != "off":
+            guessed = compare_speculation(loaded, wanted, speculate)
         comparison: Comparison | None = None
         if gguf is not None:
             with Llama(
@@ -105,12 +116,19 @@ def command(
         found = measured.to_json()
         if comparison is not None:
             found["versus"] = comparison.to_json()
+        if guessed is not None:
+            found["speculated"] = asdict(guessed)
         print_json(found)
     else:
         title = f"{loaded.name}, {loaded.proposal.weights}, {options.accuracy}"
         _show(measured, title=title)
         if comparison is not None:
             _show_comparison(comparison)
+        if guessed is not None:
+            click.echo(
+                f"repeating text: {guessed.off_tokens_per_s.p50:.1f} tok/s, and with guesses "
+                f"{guessed.tokens_per_s.p50:.1f} ({guessed.tokens_per_pass:.1f} tokens per pass)"
+            )
 
 
 def _show(measured: Benchmark, *, title: str) -> None:

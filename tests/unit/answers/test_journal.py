@@ -48,11 +48,31 @@ def test_what_is_written_is_read(replies: JournalFolder) -> None:
     assert found.is_finished
 
 
+def test_tokens_of_steps_with_guesses_are_known(replies: JournalFolder) -> None:
+    """Also those behind a cut, as another coordinator goes on from there."""
+    first = len(asked().terms.prompt) - 1
+    with begun(replies, tokens=2) as journal:
+        for number, together in enumerate((True, True, False, True)):
+            journal.token(number, None, LIKELY, together=together)
+    found = read_journal(journal.path)
+    assert len(found.tokens) == 6
+    assert found.together == ((first + 2, first + 4), (first + 5, first + 6))
+    with replies.open(journal.id) as again:
+        again.token(7, None, LIKELY, together=True)
+        again.token(8, None, LIKELY)
+    assert read_journal(journal.path).together == ((first + 2, first + 4), (first + 5, first + 7))
+    with begun(replies, tokens=0) as journal:
+        journal.token(7, None, LIKELY, together=True)
+    with pytest.raises(RequestError, match="it was damaged"):
+        read_journal(journal.path)
+
+
 def test_every_option_of_a_load_is_kept_or_of_no_consequence() -> None:
-    """`workload` has given the context its length; a load that observes has no replies."""
+    """`workload` has given the context its length; a load that observes has no replies; how tokens
+    are guessed is one of the terms."""
     kept = {each.name for each in fields(JournaledLoad)}
     options = {each.name for each in fields(LoadOptions)}
-    assert options - kept == {"workload", "observes"}
+    assert options - kept == {"workload", "observes", "speculate"}
 
 
 def test_a_cut_at_any_byte_leaves_a_beginning(replies: JournalFolder) -> None:

@@ -22,11 +22,19 @@ TERMS: dict[str, Any] = {
     "max_new_tokens": 1,
     "prompt_tokens": 0,
     "logprobs": None,
+    "speculate": "off",
 }
 
 
 def step(entries: list[Any], terms: dict[str, Any]) -> Frame:
-    computed = {"entries": entries, "run": 1, "singly": False, "states": False}
+    computed = {
+        "entries": entries,
+        "run": 1,
+        "singly": False,
+        "states": False,
+        "drafts": 0,
+        "spare": 0,
+    }
     return Frame("step", {"session": "s", "step": computed, "terms": terms, "masked": []})
 
 

@@ -117,6 +117,7 @@ FRAMES_SENT = (
         chosen_s=1.5,
         logprobs=(None, Logprobs(logprob=-0.5, top=((3, -0.25), (2, -0.5)))),
     ),
+    messages.Tokens(tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5, drafted=3),
     messages.Logits(rows=b"1234"),
     messages.States(rows=b"1234"),
     RunStep(session="s", step=Step(entries=ENTRIES[:1], states=True)),
@@ -422,9 +423,14 @@ def test_terms_of_a_request_that_is_not_in_the_step() -> None:
 
 def test_tokens_of_a_request_that_wants_hidden_states() -> None:
     header = to_frame("step", STEP).header
-    step = {"entries": [entry(request="b")], "run": 1, "singly": False, "states": True}
+    step = step_of([entry(request="b")], states=True)
     with pytest.raises(errors.ProtocolError, match="a step for hidden states"):
         from_frame(RunStep, Frame("step", {**header, "step": step}))
+
+
+def step_of(entries: list[Any], **changes: Any) -> dict[str, Any]:
+    others = {"run": 1, "singly": False, "states": False, "drafts": 0, "spare": 0}
+    return {"entries": entries, **others, **changes}
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -435,44 +441,32 @@ def entry(**changes: Any) -> dict[str, Any]:
     "step",
     [
         {},
-        {"entries": [], "run": 1, "singly": False, "states": False},
+        step_of([]),
         {"entries": [entry()]},
-        {"entries": [entry()], "run": 0, "singly": False, "states": False},
-        {
-            "entries": [entry(tokens=[1, 2], logit_rows=2)],
-            "run": 2,
-            "singly": False,
-            "states": False,
-        },
-        {"entries": [entry()], "run": 2, "singly": False, "states": True},
-        {"entries": [entry(logit_rows=0)], "run": 1, "singly": False, "states": True},
-        {"entries": [entry(), entry(request="b")], "run": 1, "singly": False, "states": True},
-        {"entries": [entry()], "run": 1, "singly": True, "states": True},
-        {"entries": [entry()], "run": 1, "singly": False, "states": 1},
-        {"entries": [entry(logit_rows=2)], "run": 1, "singly": False, "states": False},
-        {"entries": [entry(tokens=[], logit_rows=0)], "run": 1, "singly": False, "states": False},
-        {
-            "entries": [entry(tokens=[1] * 4097, logit_rows=0)],
-            "run": 1,
-            "singly": False,
-            "states": False,
-        },
-        {"entries": [entry(tokens=[1.5])], "run": 1, "singly": False, "states": False},
-        {"entries": [entry(position=-1)], "run": 1, "singly": False, "states": False},
-        {"entries": [entry(), entry(position=1)], "run": 1, "singly": False, "states": False},
-        {
-            "entries": [entry(), entry(request="b", tokens=[1, 2])],
-            "run": 1,
-            "singly": False,
-            "states": False,
-        },
-        {"entries": ["a"], "run": 1, "singly": False, "states": False},
-        {
-            "entries": [entry(request=str(each)) for each in range(1025)],
-            "run": 1,
-            "singly": False,
-            "states": False,
-        },
+        step_of([entry()], run=0),
+        step_of([entry(tokens=[1, 2], logit_rows=2)], run=2),
+        step_of([entry()], run=2, states=True),
+        step_of([entry(logit_rows=0)], states=True),
+        step_of([entry(), entry(request="b")], states=True),
+        step_of([entry()], singly=True, states=True),
+        step_of([entry()], states=1),
+        step_of([entry(logit_rows=2)]),
+        step_of([entry(tokens=[], logit_rows=0)]),
+        step_of([entry(tokens=[1] * 4097, logit_rows=0)]),
+        step_of([entry(tokens=[1.5])]),
+        step_of([entry(position=-1)]),
+        step_of([entry(), entry(position=1)]),
+        step_of([entry(), entry(request="b", tokens=[1, 2])]),
+        step_of(["a"]),
+        step_of([entry(request=str(each)) for each in range(1025)]),
+        step_of([entry(tokens=[1, 2, 3], logit_rows=2)], run=9, drafts=3),
+        step_of([entry(tokens=[1, 2, 3], logit_rows=3)], run=9, drafts=1),
+        step_of([entry(logit_rows=0)], run=9, drafts=1),
+        step_of([entry(), entry(request="b")], run=9, drafts=1),
+        step_of([entry()], run=9, drafts=16),
+        step_of([entry()], spare=1),
+        step_of([entry(tokens=[1, 2], logit_rows=1)], spare=1),
+        step_of([entry(tokens=[1, 2], logit_rows=0)], spare=2),
     ],
     ids=lambda step: json.dumps(step)[:60],
 )

@@ -102,30 +102,54 @@ ROWS = np.zeros((3, VOCAB), np.float32).tobytes()
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame("tokens", {"tokens": [VOCAB], "ends": [None], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": [-1], "ends": [None], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": ["5"], "ends": [None], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": [5, 6], "ends": [None, None], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": 5, "ends": [None], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": [5], "ends": [None], "last": "yes", "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": [5], "ends": [None], "last": True}),
-        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": -1.0}),
-        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1e300}),
-        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": "now"}),
-        Frame("tokens", {"tokens": [5], "ends": [None]}),
-        Frame("tokens", {"tokens": [5], "ends": [], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": [5], "ends": ["late"], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": [5], "ends": [[]], "last": True, "chosen_s": 1.0}),
-        Frame("tokens", {"tokens": [5], "last": True, "chosen_s": 1.0}),
+        Frame(
+            "tokens",
+            {"tokens": [VOCAB], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0},
+        ),
+        Frame(
+            "tokens", {"tokens": [-1], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}
+        ),
+        Frame(
+            "tokens", {"tokens": ["5"], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}
+        ),
+        Frame(
+            "tokens",
+            {"tokens": [5, 6], "ends": [None, None], "last": True, "chosen_s": 1.0, "drafted": 0},
+        ),
+        Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0}),
+        Frame("tokens", {"tokens": 5, "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}),
+        Frame(
+            "tokens", {"tokens": [5], "ends": [None], "last": "yes", "chosen_s": 1.0, "drafted": 0}
+        ),
+        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "drafted": 0}),
+        Frame(
+            "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": -1.0, "drafted": 0}
+        ),
+        Frame(
+            "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1e300, "drafted": 0}
+        ),
+        Frame(
+            "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": "now", "drafted": 0}
+        ),
+        Frame("tokens", {"tokens": [5], "ends": [None], "chosen_s": 1.0, "drafted": 0}),
+        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0}),
+        Frame(
+            "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 1}
+        ),
+        Frame("tokens", {"tokens": [5], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0}),
+        Frame(
+            "tokens", {"tokens": [5], "ends": ["late"], "last": True, "chosen_s": 1.0, "drafted": 0}
+        ),
+        Frame("tokens", {"tokens": [5], "ends": [[]], "last": True, "chosen_s": 1.0, "drafted": 0}),
+        Frame("tokens", {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0}),
         Frame("tokens"),
         Frame(
             "tokens",
-            {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0},
+            {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0},
             write_logprobs([Logprobs(logprob=-1.0, top=())]),
         ),
         Frame("logits", {}, ROWS),
-        Frame("poem", {"tokens": [5], "last": True, "chosen_s": 1.0}),
+        Frame("poem", {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0}),
     ],
     ids=lambda frame: f"{frame.kind} {dict(frame.header)}",
 )
@@ -138,7 +162,7 @@ def test_tokens_that_cannot_be(answer: Frame) -> None:
     assert results.tokens == []
 
 
-NO_TOKENS = Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0})
+NO_TOKENS = Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0})
 
 
 def test_reports_of_another_kind_than_the_step() -> None:
@@ -165,7 +189,9 @@ def test_a_token_outside_the_vocabulary_of_an_answer_that_was_cancelled() -> Non
 
 
 def test_more_answers_than_steps() -> None:
-    fine = Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0})
+    fine = Frame(
+        "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}
+    )
     results = asyncio.run(run(on_step(fine, fine, fine)))
     assert results.tokens[0] == 5
     assert "odd" in str(results.errors[0])
@@ -204,7 +230,13 @@ async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeEr
         if frame.kind == "step":
             step = from_frame(RunStep, frame).step
             tokens = [5] * sum(entry.logit_rows for entry in step.entries)
-            header = {"tokens": tokens, "ends": [None] * len(tokens), "last": True, "chosen_s": 1.0}
+            header = {
+                "tokens": tokens,
+                "ends": [None] * len(tokens),
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+            }
             await channel.send(Frame("tokens", header))
 
     state = SchedulingState.new(
@@ -255,7 +287,10 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(
 
 @pytest.mark.parametrize(
     "answer",
-    [Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0}), Frame("logits")],
+    [
+        Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0}),
+        Frame("logits"),
+    ],
     ids=["tokens", "logits"],
 )
 def test_a_peer_that_answers_for_the_one_that_samples(answer: Frame) -> None:
@@ -341,7 +376,7 @@ def test_an_event_that_breaks_its_reader_ends_the_connection() -> None:
     ids=["none", "too few", "outside the vocabulary", "of two tokens"],
 )
 def test_logprobs_that_were_not_asked_for(logprobs: list[Logprobs | None]) -> None:
-    header = {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0}
+    header = {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}
     answer = Frame("tokens", header, write_logprobs(logprobs))
     results = asyncio.run(run(on_step(answer), logprobs=2))
     (error,) = results.errors

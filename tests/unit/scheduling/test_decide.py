@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from edge.offload.kv.slot_order import SlotOrder
-from edge.protocol.step import FinishReason, Step, StepEntry
+from edge.protocol.step import FinishReason, Speculation, Step, StepEntry
 from edge.scheduling.events import Answered, Event, Submitted
 from edge.scheduling.orders import Match, Orders
 from edge.scheduling.prefixes import PrefixCacheIndex
@@ -27,6 +27,7 @@ def scheduler(
     asks_peers: bool = False,
     rows_agree: bool = False,
     batches_agree: bool = False,
+    drafts: int = 0,
 ) -> Steps:
     return Steps(
         Residency(
@@ -43,6 +44,8 @@ def scheduler(
         prefixes=PrefixCacheIndex(chunk_tokens=chunk, fewest_tokens=chunk) if asks_peers else None,
         rows_agree=rows_agree,
         batches_agree=batches_agree,
+        drafts=drafts,
+        memory_tokens=capacity,
     )
 
 
@@ -101,6 +104,82 @@ def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
         (False, ([("b", 4, (62,), 1)], 1)),
         (True, ([("a", 7, (52, 53, 54, 55), 0)], 1)),
         (False, ([("a", 11, (56,), 1), ("b", 5, (74,), 1)], 3)),
+    ]
+
+
+def test_an_answer_that_is_alone_has_guesses() -> None:
+    """Whose keys and values have room where its own will be; and only a run has some."""
+    steps = scheduler(drafts=7)
+    steps.add("a", [1, 2], new_tokens=9, speculate="auto")
+    step = steps.decide().step
+    assert (shown(step), step and step.drafts) == (([("a", 0, (1, 2), 1)], 9), 7)
+    steps.answer([50], last=False)
+    steps.answer([51, 52, 53], drafted=5)
+    step = steps.decide().step
+    assert (shown(step), step and step.drafts) == (([("a", 5, (53, 53), 2)], 5), 7)
+    assert steps.work.drafted_tokens == 5
+    assert steps.work.accepted_tokens == 2
+    assert steps.work.answer_tokens == 4
+    assert steps.work.steps == 3
+    steps.add("b", [7, 8], new_tokens=9, speculate="lookup")
+    orders = steps.decide()
+    assert orders.yields
+    assert shown(orders.step) == ([("b", 0, (7, 8), 1)], 1)
+    steps.answer([54, 55], drafted=1)
+    assert shown(steps.decide().step) == ([("a", 7, (55,), 1)], 1)
+    steps.answer([60])
+    steps.answer([56])
+    step = steps.decide().step
+    assert shown(step) == ([("a", 8, (56,), 1), ("b", 2, (60,), 1)], 2)
+    assert step is not None
+    assert not step.drafts
+
+
+@pytest.mark.parametrize(
+    ("limits", "speculate", "drafts"),
+    [
+        ({"drafts": 7}, "lookup", 7),
+        ({"drafts": 7}, "off", 0),
+        ({}, "lookup", 0),
+        ({"drafts": 7, "capacity": 8, "disk": 40}, "lookup", 0),
+    ],
+)
+def test_where_nothing_is_guessed(
+    limits: dict[str, int], speculate: Speculation, drafts: int
+) -> None:
+    """Where that was not asked for, where rows do not agree, and in a request longer than
+    memory."""
+    steps = scheduler(**limits)  # type: ignore[arg-type]
+    steps.add("a", [1, 2], new_tokens=9, speculate=speculate)
+    orders = steps.decide()
+    for request in orders.reserve:
+        steps.reserved(request, why_not=None)
+        orders = steps.decide()
+    assert orders.step is not None
+    assert orders.step.run > 1
+    assert orders.step.drafts == drafts
+
+
+def test_guesses_are_repeated_in_steps_of_an_even_number_of_rows() -> None:
+    steps = scheduler(drafts=7)
+    steps.add(
+        "a", [1, 2, 3, 4], answer=[50, 51, 52, 53, 54, 55, 56, 57], together=((5, 10),),
+        new_tokens=4, speculate="auto",
+    )  # fmt: skip
+    seen = []
+    for tokens in ([], [], [], [], [], [70]):
+        step = steps.decide().step
+        assert step is not None
+        (entry,) = step.entries
+        seen.append((step.singly, step.spare, entry.position, entry.tokens, entry.logit_rows))
+        answer(steps, tokens)
+    assert seen == [
+        (False, 0, 0, (1, 2, 3, 4), 0),
+        (True, 0, 4, (50,), 0),
+        (False, 0, 5, (51, 52, 53, 54), 0),
+        (False, 1, 9, (55, 56), 0),
+        (True, 0, 10, (56,), 0),
+        (False, 0, 11, (57,), 1),
     ]
 
 

@@ -1,0 +1,95 @@
+"""What guessed tokens gain, on text that repeats and on new text."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import edge
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
+from edge.demos.bench.results import Figures
+from edge.demos.bench.turns import compared, local_model
+from edge.protocol.step import Speculation
+
+_TEXT = Path(__file__).parents[2] / "README.md"
+_PASSAGE = 1200
+"""Characters of a passage that is to be repeated."""
+
+_QUESTIONS = (
+    "Tell me a story about a boy who finds a lighthouse.",
+    "Describe how bread is made.",
+    "Write a letter to a friend about the sea.",
+    "Explain to a child why the sky is blue.",
+    "What should I see in Rome in two days?",
+    "How does a bicycle stay upright?",
+    "Describe an old library in the evening.",
+)
+_Side = Callable[[int], Mapping[str, float]]
+_SIDES: tuple[Speculation, ...] = ("off", "auto", "lookup")
+
+
+def _prompts(number: int) -> Mapping[str, str]:
+    text = _TEXT.read_text()
+    first = number * _PASSAGE // 2 % (len(text) - _PASSAGE)
+    passage = text[first : first + _PASSAGE]
+    return {
+        "repeating": f"Repeat this text exactly, without any change:\n\n{passage}",
+        "new text": _QUESTIONS[number % len(_QUESTIONS)],
+    }
+
+
+@case.case(
+    "what guessed tokens gain",
+    case.FILE,
+    case.shape(),
+    case.number("--threads", 1),
+    case.choice("--accuracy", ["fast", "high"], "fast"),
+    case.number("--new-tokens", 160, least=8),
+    case.rounds(7),
+    case.FOLDER,
+)
+def guesses(given: Given) -> Iterator[Found]:
+    """What guessed tokens gain on one peer: a passage of the prompt is repeated, or not.
+
+    All sides answer the same prompts in turn, greedily. Also the share of answers whose tokens are
+    those without guesses.
+    """
+    figures, tokens = Figures(), dict[tuple[str, int], tuple[int, ...]]()
+    with contextlib.ExitStack() as stack:
+        model = local_model(
+            stack, given.path, threads=given.threads, accuracy=given.accuracy, context_tokens=2048
+        )
+
+        def side(speculate: Speculation) -> _Side:
+            def answer(number: int) -> Mapping[str, float]:
+                speeds = {}
+                for name, prompt in _prompts(number).items():
+                    reply = _answer(model, prompt, given.new_tokens, speculate)
+                    speeds[name] = reply.tokens_per_s
+                    per_pass = reply.statistics.get("tokens_per_pass", 1.0)
+                    known = tokens.setdefault((name, number), reply.token_ids)
+                    if number and speculate != "off":
+                        figures.add(f"{name}, {speculate}, per pass", "tokens", per_pass)
+                        same = float(known == reply.token_ids)
+                        figures.add(f"{name}, {speculate}, same tokens", "share", same)
+                return speeds
+
+            return answer
+
+        for number in range(given.rounds + 1):  # the tokens without guesses, first
+            side("off")(number)
+        sides: dict[str, _Side] = {speculate: side(speculate) for speculate in _SIDES}
+        found = compared(sides, given.rounds, over="off", figures=figures)
+    variant = f"1 x {given.threads} threads, accuracy {given.accuracy}"
+    yield Found(figures=found, variant=variant, model=given.model)
+
+
+def _answer(model: edge.Model, prompt: str, new_tokens: int, speculate: Speculation) -> edge.Reply:
+    return model.chat(
+        prompt,
+        min_tokens=min(32, new_tokens),
+        max_new_tokens=new_tokens,
+        speculate=speculate,
+    )

@@ -1,0 +1,38 @@
+"""Guesses change the number of steps, and no token; wherever a device stands in a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import edge
+from edge.demos.bundled import MODEL
+from tests.support.plans import bundled_plan
+
+PROMPT = "Where does the cat live? The cat lives in the barn. Where does the cat live?"
+SAMPLED = {"temperature": 0.4, "seed": 3, "repetition_penalty": 1.05}
+
+
+@pytest.mark.parametrize("layout", ["solo", "pipeline_3", "tensor_3"])
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_tokens_are_those_without_guesses(
+    five_peers: edge.Cluster, layout: str, sampling: dict[str, Any]
+) -> None:
+    with five_peers.load(MODEL, dtype="float32", plan=bundled_plan(layout)) as model:
+
+        def reply(prompt: str, **options: Any) -> edge.Reply:
+            return model.generate(
+                prompt, max_new_tokens=120, ignore_eos=True, logprobs=1, **sampling, **options
+            )
+
+        plain = reply(PROMPT, speculate="off")
+        assert "drafted_tokens" not in plain.statistics
+        guessed = reply(PROMPT, speculate="lookup")
+        assert guessed.token_ids == plain.token_ids == reply(PROMPT).token_ids
+        figures = guessed.statistics
+        assert 0 < figures["accepted_tokens"] < figures["drafted_tokens"]
+        assert figures["tokens_per_pass"] > 1
+        # Bits follow from the tokens, and not from how many were guessed at once.
+        again = reply(PROMPT, speculate="lookup")
+        assert again.logprobs == guessed.logprobs

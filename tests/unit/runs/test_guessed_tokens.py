@@ -1,0 +1,192 @@
+"""Answers with guesses, over real peers that compute nothing: the tokens are those without."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge.answers.answer import Answer
+from edge.demos.bundled import MODEL
+from edge.errors import PeerLostError
+from edge.kernels.sampling.parameters import SamplingParameters
+from edge.models.spec import ModelSpec
+from edge.protocol.step import Speculation, Step, StepLimits
+from edge.runs import run as runs
+from edge.scheduling.decide import decide
+from edge.scheduling.orders import Orders
+from edge.weights.checkpoint import Checkpoint
+from tests.support.null_peers import expected_tokens, load, null_peers
+from tests.support.scripted_peers import Owner, Results, asked
+
+PATIENCE_S = 120.0
+"""Only a test that hangs takes as long."""
+LIMITS = StepLimits(context_tokens=128, chunk_tokens=16, requests=8, cached_tokens=400)
+NEW_TOKENS = 60
+SAMPLED = SamplingParameters(temperature=1.1, repetition_penalty=1.7, top_p=0.9, seed=7)
+GREEDY = SamplingParameters()
+
+
+class Guesses:
+    """Knows the answers, and errs at random; every other draft is right."""
+
+    answers: list[list[int]]
+
+    def __init__(self) -> None:
+        self._draw = np.random.default_rng(5)
+
+    def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
+        begun = list(tokens[:end])
+        (known,) = (each for each in self.answers if each[:end] == begun)
+        if most == 1 or self._draw.random() < 0.5:
+            return known[end : end + most]
+        right, count = self._draw.integers(0, most, 2)
+        return [*known[end : end + right], *self._draw.integers(0, 700, count).tolist()][:most]
+
+    def accepted(self, request: str, drafted: int, accepted: int) -> None:
+        pass
+
+    def forget(self, request: str) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def spec() -> ModelSpec:
+    with Checkpoint.open(MODEL) as checkpoint:
+        return checkpoint.spec
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(length).integers(3, 700, size=length).tolist())
+
+
+def answers(
+    spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, asks: Sequence[tuple[int, Speculation]]
+) -> list[tuple[Answer, Results, list[int]]]:
+    """Of these lengths of prompts, every other one sampled; with what they must be."""
+    found = []
+    for number, (length, speculate) in enumerate(asks):
+        parameters, sink = (GREEDY, SAMPLED)[number % 2], Results()
+        answer = asked(
+            prompt(length), sink, new_tokens=NEW_TOKENS, sampling=parameters, speculate=speculate
+        )
+        tokens = expected_tokens(spec, prompt(length), NEW_TOKENS, parameters)
+        found.append((answer, sink, tokens))
+    known = [[*answer.terms.prompt, *tokens] for answer, _sink, tokens in found]
+    monkeypatch.setattr(Guesses, "answers", known, raising=False)
+    monkeypatch.setattr("edge.engine.shard_engine.SuffixLookup", Guesses)
+    return found
+
+
+async def until_it_has(answer: Answer, tokens: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while len(answer.tokens) < tokens:  # noqa: ASYNC110  daemons of this loop go on
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("layout", "count"), [("solo", 1), ("pipeline_2", 2), ("mixed_2x2", 4)])
+def test_answers_that_come_and_go_beside_each_other(
+    layout: str, count: int, tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is alone has guesses, until another one comes."""
+    asks: list[tuple[int, Speculation]] = [
+        (5, "lookup"), (30, "auto"), (17, "off"), (9, "auto"), (3, "lookup"),
+    ]  # fmt: skip
+
+    async def main() -> None:
+        made = answers(spec, monkeypatch, asks)
+        async with null_peers(tmp_path, count) as daemons:
+            model = await load(daemons, layout, LIMITS, Owner(), tmp_path)
+            for number, (answer, _sink, _tokens) in enumerate(made):
+                model.submit(answer)
+                await until_it_has(answer, 12 * ((number + 1) % 3))
+            async with asyncio.timeout(PATIENCE_S):
+                for _answer, sink, _tokens in made:
+                    await sink.ended.wait()
+            work = model.work
+            await model.aclose()
+        for answer, sink, tokens in made:
+            assert sink.tokens == tokens
+            passes = answer.passes
+            assert passes.tokens == NEW_TOKENS
+            assert passes.accepted <= min(passes.drafted, NEW_TOKENS - passes.passes)
+        first, without = made[0][0].passes, made[2][0].passes
+        assert 0 < first.accepted < first.drafted
+        assert without.drafted == 0
+        assert work.drafted_tokens == sum(answer.passes.drafted for answer, *_rest in made)
+        assert work.accepted_tokens == sum(answer.passes.accepted for answer, *_rest in made)
+
+    asyncio.run(main())
+
+
+class Until(Results):
+    """Does something at some of its tokens."""
+
+    def __init__(self, deeds: Mapping[int, Callable[[], None]]) -> None:
+        super().__init__()
+        self._deeds = deeds
+
+    def token(self, *given: Any) -> bool:
+        super().token(*given)
+        self._deeds.get(len(self.tokens), lambda: None)()
+        return False
+
+
+@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "pipeline_3"])
+def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
+    layout: str, tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one device, after one of several is lost; others have come before that."""
+    again: list[Step] = []
+
+    def decided(*given: Any) -> Orders:
+        orders = decide(*given)
+        again.extend([orders.step] if orders.step is not None else [])
+        return orders
+
+    async def main() -> None:
+        monkeypatch.setattr(runs, "decide", decided)
+        made = answers(spec, monkeypatch, [(5, "lookup"), (40, "auto"), (7, "off")])
+        first, count = made[0][0], int(layout[-1]) if layout[-1].isdigit() else 1
+        async with null_peers(tmp_path, 3) as daemons:
+            owner = Owner()
+            model = await load(daemons[:count], layout, LIMITS, owner, tmp_path)
+
+            def others_come() -> None:
+                for answer, _sink, _tokens in made[1:]:
+                    model.submit(answer)
+
+            lost = PeerLostError("null-0", "it is gone")
+            first.sink = sink = Until({9: others_come, 33: lambda: model.fail(lost)})
+            model.submit(first)
+            async with asyncio.timeout(PATIENCE_S):
+                await owner.told.wait()
+            await model.abort()
+            again.clear()
+            assert len(owner.unfinished) == len(made)
+            together = {each for span in first.together for each in range(*span)}
+            assert together
+            model = await load(daemons[-1:], "solo", LIMITS, Owner(), tmp_path)
+            for answer in owner.unfinished:
+                model.submit(answer)
+            async with asyncio.timeout(PATIENCE_S):
+                for each in (sink, *(sink for _answer, sink, _tokens in made[1:])):
+                    await each.ended.wait()
+            await model.aclose()
+        for answer, _sink, tokens in made:
+            assert answer.tokens == tokens
+        answered = set(range(len(first.terms.prompt), len(first.terms.prompt) + 32))
+        found: dict[bool, set[int]] = {True: set(), False: set()}
+        for step in again:
+            for entry in step.entries:
+                if entry.request == first.id and not entry.logit_rows:
+                    found[step.singly].update(range(entry.position, entry.end - step.spare))
+                    assert step.singly or len(entry.tokens) % 2 == 0 or not entry.position
+        assert found[True] == answered - together
+        assert found[False] & answered == answered & together
+
+    asyncio.run(main())
