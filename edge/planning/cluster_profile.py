@@ -124,14 +124,19 @@ class _Rates:
             profile = None
             if alike[peer.identity] == (1 if is_brief else _MOST_ALIKE):
                 continue
+            facts = peer, inquiry.spec, inquiry.weight_format
             if not inquiry.refresh:
-                profile = inquiry.cache.profile(peer, inquiry.spec, inquiry.weight_format)
+                profile = inquiry.cache.profile(*facts)
+                if profile is None and (is_brief or inquiry.only_remembered):
+                    profile = inquiry.cache.profile(*facts, of="look")
+                    if profile is not None and inquiry.on_rough is not None:
+                        inquiry.on_rough()
             if profile is None and inquiry.may_measure(peer):
                 profile = await self._alone(peer)
                 if inquiry.on_rough is not None:
                     inquiry.on_rough()
-                elif profile is not None and not set(profile.busy) - set(inquiry.at_rest):
-                    inquiry.cache.keep_profile(peer, inquiry.spec, inquiry.weight_format, profile)
+                if profile is not None and not set(profile.busy) - set(inquiry.at_rest):
+                    inquiry.cache.keep_profile(*facts, profile, of="look" if is_brief else "device")
             if profile is not None:
                 found[peer.id] = profile
                 alike[peer.identity] += 1

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from edge.errors import EdgeError
 from edge.host.atomic_files import write_whole
@@ -30,6 +30,9 @@ from edge.weights.formats import WeightFormat
 from edge.weights.proof_cases import CASES_VERSION
 
 Measured = TypeVar("Measured", PeerProfile, LinkTimes)
+
+ProfileKind = Literal["device", "look"]
+"""A measurement, or a short look."""
 
 MEASURED_AGAIN_AFTER_S = 24 * 3600.0
 
@@ -57,14 +60,25 @@ class FactsCache:
         self._now_s = now_s
 
     def profile(
-        self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat
+        self,
+        peer: PeerInfo,
+        spec: ModelSpec,
+        weight_format: WeightFormat,
+        *,
+        of: ProfileKind = "device",
     ) -> PeerProfile | None:
-        return self._known(self._path(peer, spec, weight_format), "profile", PeerProfile)
+        return self._known(self._path(peer, spec, weight_format, of=of), "profile", PeerProfile)
 
     def keep_profile(
-        self, peer: PeerInfo, spec: ModelSpec, weight_format: WeightFormat, profile: PeerProfile
+        self,
+        peer: PeerInfo,
+        spec: ModelSpec,
+        weight_format: WeightFormat,
+        profile: PeerProfile,
+        *,
+        of: ProfileKind = "device",
     ) -> None:
-        self._write(self._path(peer, spec, weight_format), {"profile": to_json(profile)})
+        self._write(self._path(peer, spec, weight_format, of=of), {"profile": to_json(profile)})
 
     def crowds(
         self, group: Sequence[PeerInfo], spec: ModelSpec, weight_format: WeightFormat

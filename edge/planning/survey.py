@@ -64,8 +64,8 @@ class Inquiry:
     not tried together. None: all peers."""
 
     on_rough: Callable[[], None] | None = None
-    """Missing facts are taken from a short look, or assumed, and not kept; then this is called.
-    None: they are measured."""
+    """Missing facts are taken from a short look, or assumed; then this is called. None: they are
+    measured."""
 
     at_rest: Collection[str] = ()
     """Models that are loaded on the peers and compute nothing while these are measured."""
