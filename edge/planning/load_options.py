@@ -228,7 +228,7 @@ class LoadOptions:
     by hand has its own `experts` of shards."""
 
     speculate: Speculation = option(
-        "auto",
+        "off",
         help="Guess tokens by looking up the last ones earlier in prompt and answer, and compute "
         "several in one step. lookup: always; auto: while the answer repeats such passages; off: "
         "never.",
