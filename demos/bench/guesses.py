@@ -1,4 +1,4 @@
-"""What guessed tokens gain, on text that repeats and on new text."""
+"""Guessed tokens, on text that repeats and on new text."""
 
 from __future__ import annotations
 

@@ -83,14 +83,12 @@ class LinkFacts:
         known: Mapping[tuple[str, str], LinkTimes | None],
         unknown: Sequence[tuple[PeerInfo, PeerInfo]],
     ) -> list[LinkSpec]:
-        """The known links, and those of different hosts by a short look. Nothing is said about
-        others, whose times are assumed."""
+        """The known links, and those of different hosts by a short look. Of others nothing is said,
+        so that their times are assumed, unless there is no link."""
         links = [spec for ends, times in known.items() for spec in _both_ways(*ends, times)]
         for source, target in unknown:
             assert self._inquiry.on_rough is not None
             self._inquiry.on_rough()
-            if source.host == target.host:
-                continue
             client = await self._inquiry.clients.of(source)
             try:
                 seen = await client.call(self._question(Glance, source, target))
@@ -99,6 +97,8 @@ class LinkFacts:
             except EdgeError:
                 links += _both_ways(source.id, target.id, await self._link(source, target))
                 continue
+            if source.host == target.host:
+                continue  # its times are assumed; it was looked at because it may not be there
             links += _both_ways(
                 source.id,
                 target.id,
