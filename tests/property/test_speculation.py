@@ -1,4 +1,4 @@
-"""Whatever is guessed: the tokens are those without guesses, and no wrong guess leaves a trace."""
+"""Tokens with guesses are those without, and a wrong guess leaves no trace."""
 
 from __future__ import annotations
 
