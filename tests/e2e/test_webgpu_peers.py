@@ -17,7 +17,7 @@ from tests.support.family_sizes import MORE_FAMILIES
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon, cluster_of_daemons, start_together
 from tests.support.reference_model import ReferenceModel
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import shown_in_parts
 from tests.support.swiftshader import needs_swiftshader, webgpu_environment
 
 pytestmark = needs_swiftshader
@@ -37,8 +37,6 @@ FAMILIES = (
     *("mistral", "qwen2", "qwen3", "phi3", "gemma3", "qwen3_moe", "glm4", "gemma4_moe"),
     *MORE_FAMILIES,
 )
-"""The first one has soft caps and windows, and stands for all; the loads of others check their
-operators."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,16 +60,14 @@ def cluster(
         yield opened
 
 
-@pytest.mark.parametrize(
-    ("family", "tokens"),
-    repeats_are_slow([(family, PROMPT_TOKENS) for family in FAMILIES], of=(1,)),
-)
+@shown_in_parts("contract/test_stage_program.py", "contract/test_webgpu_operators.py")
+@pytest.mark.parametrize("family", dict.fromkeys(FAMILIES))
 def test_families_alone_equal_transformers(
-    cluster: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, tokens: int
+    cluster: edge.Cluster, tiny_checkpoint: Checkpoints, family: str
 ) -> None:
     """Of a prompt, and of two requests at once."""
     checkpoint = tiny_checkpoint(family)
-    prompt = checkpoint.prompt(tokens)
+    prompt = checkpoint.prompt(PROMPT_TOKENS)
     plan = make_plan(checkpoint.spec, "solo", model=checkpoint.path.name, devices=[WEBGPU])
     with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
         logits = model.logits(prompt)
