@@ -43,7 +43,7 @@ def matmul_nbits(
         fast: y = Q(x) Wᵀ
         high: y = Q(x) Wᵀ + Q(x − Q(x)) Wᵀ
 
-    On WebGPU, "high" does not round x, which costs little there.
+    On WebGPU, "high" does not round x.
 
     The operator finds Q(x) rounded already and keeps it, so what "high" loses is the rounding of
     the remainders: 2e-5 of the product's norm on normal x and W, "fast" 5e-3. Both terms are rows

@@ -104,9 +104,9 @@ class BoundGraph:
 class RecordedGraph(BoundGraph):
     """A graph whose launches are recorded in its first run, and submitted as a whole later.
 
-    A token is hundreds of short kernels; to launch them one by one takes the processor longer than
-    the adapter computes. A record has fixed arrays on the adapter, so inputs and outputs have
-    arrays there, too.
+    A token is hundreds of short kernels, which the processor launches one by one otherwise (not
+    measured on a real adapter). A record has fixed arrays on the adapter, so inputs and outputs
+    have arrays there, too.
     """
 
     def __init__(

@@ -99,11 +99,6 @@ class DeviceGraphs:
                 binding.bind_ortvalue_input(name, weight)
         return segment, session, binding, captures
 
-    @property
-    def weights(self) -> frozenset[str]:
-        """Names of the inputs that are weights."""
-        return frozenset(self._weights.on_device)
-
     def check(self) -> None:
         """Does nothing: weights are on the adapter, and rows of the embedding are checked when they
         are read."""

@@ -83,7 +83,8 @@ class Joining:
         loop = asyncio.get_running_loop()
         if await self._takes_faster_network(there):
             return
-        if self._reloading.forecast.proposal.is_rough and not self._model.is_recovering:
+        is_rough = self._reloading.forecast.proposal.is_rough and not self._model.is_recovering
+        if is_rough and loop.time() >= self._next_move_s:
             await self._measure_all(there)
         if (new := self._new(there)) is None or loop.time() < self._next_move_s:
             return
@@ -126,14 +127,15 @@ class Joining:
                     measured=same.cluster,
                     under_way=_under_way(self._model.answers),
                 )
-                if self._reloading.forecast.proposal is not before:
-                    return  # a device was lost meanwhile
+                if self._reloading.forecast.proposal is not before or move.when == "idle":
+                    return  # a device was lost meanwhile, or an answer began
                 self._reloading.forecast.replace(now)
                 self._planned = now
-                if proposal is not None and move.when != "idle":
+                if proposal is not None:
                     await self._move(checkpoint, peers, move, proposal, "the devices were measured")
         except EdgeError as error:
             _log.info("the devices were not measured: %s", error)
+            self._next_move_s = asyncio.get_running_loop().time() + MOVES_APART_S
 
     async def _takes_faster_network(self, there: Sequence[PeerInfo]) -> bool:
         """Move the links of the plan where a network has appeared that is measured to be faster, in
