@@ -27,6 +27,12 @@ _MOST_INDEXED = 1 << 15
 class Drafter(Protocol):
     """Guesses an answer's next tokens. Called from one thread."""
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether `propose` may be asked for each earlier `end`, which costs next to nothing. So
+        the share of right guesses is known before any step verified one."""
+        ...
+
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow the first `end` tokens of the request. No earlier
         `end` was greater, and the tokens before it stay as they are."""
@@ -46,6 +52,8 @@ class SuffixLookup:
 
     A call takes some microseconds, and the first one of a request one for each token before it.
     """
+
+    looks_back = True
 
     def __init__(self) -> None:
         self._indexes: dict[str, _Index] = {}

@@ -75,7 +75,7 @@ class ShardEngine:
             shortlist_tokens=shortlist_tokens,
         )
         self._speculator = Speculator(
-            drafter or SuffixLookup(), has_experts=assignment.model.has_experts
+            {"lookup": drafter or SuffixLookup()}, has_experts=assignment.model.has_experts
         )
         self._runs = RunLoop(
             self.links,

@@ -8,7 +8,7 @@ long a draft is, which changes no bit, follows from the time of steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.engine.drafter import Drafter
@@ -17,7 +17,7 @@ from edge.protocol.step import Speculation
 _NEWEST = 0.2
 """Weight of the newest guess in the share of right ones."""
 _EXPECTED = 0.5
-"""Share of right guesses that "lookup" begins with."""
+"""Share of right guesses that an answer begins with whose rows are always in pairs."""
 
 _PAYS, _PAYS_WITH_EXPERTS = (0.55, 0.45), (0.8, 0.7)
 """Shares of right guesses at which "auto" begins to draft, and below which it ends. On CPUs two
@@ -86,21 +86,28 @@ def draft_length(right: float, seconds: StepSeconds, most: int) -> int:
 class _Answer:
     """What is known of the guesses of one answer."""
 
+    drafter: Drafter
     end: int
     """Its tokens so far."""
     right: float
     """Share of right guesses, the newest counting most; each at the one token that follows."""
     is_paired: bool
 
+    def note(self, is_right: bool) -> None:
+        self.right += _NEWEST * (is_right - self.right)
+
 
 class Speculator:
     """Drafts for the answers of one session. Used by the compute thread of the sampler."""
 
-    def __init__(self, drafter: Drafter, *, has_experts: bool = False) -> None:
-        """has_experts: rows of a step may use other weights each."""
+    def __init__(
+        self, drafters: Mapping[Speculation, Drafter], *, has_experts: bool = False
+    ) -> None:
+        """drafters: by the ways to speculate; "auto" drafts as "lookup" does. has_experts: rows of
+        a step may use other weights each."""
         self.seconds = StepSeconds()
         self._begins, self._ends = _PAYS_WITH_EXPERTS if has_experts else _PAYS
-        self._drafter = drafter
+        self._drafters = drafters
         self._answers: dict[str, _Answer] = {}
 
     def draft(
@@ -120,27 +127,33 @@ class Speculator:
             return ()
         answer = self._answers.get(request)
         if answer is None:
-            always = speculate == "lookup"
-            answer = _Answer(prompt_tokens, _EXPECTED if always else 0.0, always)
+            always = speculate != "auto"
+            drafter = self._drafters[speculate if always else "lookup"]
+            answer = _Answer(drafter, prompt_tokens, _EXPECTED if always else 0.0, always)
             self._answers[request] = answer
-        for end in range(answer.end, len(tokens)):
-            guess = self._drafter.propose(request, tokens, end, 1)
-            is_right = bool(guess) and guess[0] == tokens[end]
-            answer.right += _NEWEST * (is_right - answer.right)
-            if speculate == "auto":
-                least = self._ends if answer.is_paired else self._begins
-                answer.is_paired = answer.right >= least
+        if answer.drafter.looks_back:
+            for end in range(answer.end, len(tokens)):
+                guess = answer.drafter.propose(request, tokens, end, 1)
+                answer.note(bool(guess) and guess[0] == tokens[end])
+                if speculate == "auto":
+                    least = self._ends if answer.is_paired else self._begins
+                    answer.is_paired = answer.right >= least
         answer.end = len(tokens)
         if not answer.is_paired:
             return ()
-        guesses = self._drafter.propose(request, tokens, len(tokens), most)
+        guesses = answer.drafter.propose(request, tokens, len(tokens), most)
         length = draft_length(answer.right, self.seconds, len(guesses))
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
 
     def verified(self, request: str, drafted: int, accepted: int) -> None:
         """The outcome of a draft."""
-        self._drafter.accepted(request, drafted, accepted)
+        if (answer := self._answers.get(request)) is None:
+            return
+        answer.drafter.accepted(request, drafted, accepted)
+        if not answer.drafter.looks_back:
+            for number in range(min(accepted + 1, drafted)):
+                answer.note(number < accepted)
 
     def forget(self, request: str) -> None:
-        self._answers.pop(request, None)
-        self._drafter.forget(request)
+        if (answer := self._answers.pop(request, None)) is not None:
+            answer.drafter.forget(request)

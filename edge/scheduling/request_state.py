@@ -67,7 +67,7 @@ class RequestState:
     @property
     def is_paired(self) -> bool:
         """Whether its last computed token was in a step with guesses, or all of its tokens are."""
-        return self.speculate == "lookup" or (
+        return self.speculate not in {"off", "auto"} or (
             bool(self.together) and self.together[-1][1] == self.computed
         )
 

@@ -37,6 +37,7 @@ class ScriptedDrafter:
     """Of each draft, how many tokens are right, and how many there are."""
     drafted: int = 0
     right: int = 0
+    looks_back: bool = True
 
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         assert list(tokens[:end]) == self.known[:end], "only what was chosen is known"

@@ -119,7 +119,7 @@ def drafts(
     has_experts: bool = False,
 ) -> dict[int, tuple[int, ...]]:
     """By the number of tokens so far. every: tokens between two questions."""
-    speculator = Speculator(SuffixLookup(), has_experts=has_experts)
+    speculator = Speculator({"lookup": SuffixLookup()}, has_experts=has_experts)
     speculator.seconds = seconds
     return {
         end: speculator.draft(
