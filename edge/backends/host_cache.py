@@ -40,7 +40,7 @@ class HostCache:
             dtype=dtype,
             states=shapes,
             most_states=limits.requests,
-            places=limits.saved_states if shapes else 0,
+            places=limits.state_places if shapes else 0,
         )
         self.shape = KVShape(
             layers=tuple(

@@ -227,7 +227,8 @@ class KvStorage(Protocol):
 
     def cut(self, request: str, tokens: int) -> None:
         """Forget the request's tokens after the first N: guesses that were wrong. Not for a request
-        that has states, or is longer than memory."""
+        that is longer than memory. If the request has states, N is its length before its last step
+        with a draft. Raises RequestError for another."""
         ...
 
     def release(self, request: str) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edge.errors import RequestError
 from edge.offload import KVLayer, KVPlace, KVShape, KVTier
-from edge.protocol.step import Step, StepLimits
+from edge.protocol.step import Step, StepEntry, StepLimits
 
 _WINDOW_LAYERS = 2
 """Layers in memory beside the resident ones: one that computes and one that is read."""
@@ -123,6 +123,8 @@ class CacheMoves:
         """Layers that are not in memory, of requests that have a slot."""
         self._saved: dict[int, tuple[str, int]] = {}
         """The request, and the number of its tokens, of the state in each place."""
+        self._before_guesses = limits.saved_states
+        """The place for the state before a step with guesses."""
         self._window: _Window | None = None
         self._reader: ThreadPoolExecutor | None = None
         self.wait_s = 0.0
@@ -193,9 +195,16 @@ class CacheMoves:
         return tokens
 
     def cut(self, request: str, tokens: int) -> None:
-        """Forget a request's tokens after the first N."""
-        if request in self._pool:
-            self._pool.shrink(self._pool.open(request), tokens)
+        """Forget a request's tokens after the first N, the tokens before its last step with
+        guesses if it has states."""
+        if request not in self._pool:
+            return
+        slot = self._pool.open(request)
+        if not self._pool.can_cut:
+            if self._saved.get(self._before_guesses) != (request, tokens):
+                raise RequestError(f"the state at {tokens} tokens is not saved")
+            self._pool.load_states(slot, self._before_guesses)
+        self._pool.shrink(slot, tokens)
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
         """Save the state of a request, if it has `tokens` tokens now, for requests with the same
@@ -206,6 +215,11 @@ class CacheMoves:
             if self._pool.length(slot) == tokens:
                 self._pool.save_states(slot, place)
                 self._saved[place] = (request, tokens)
+
+    def _save_before_guesses(self, entry: StepEntry) -> None:
+        begun = (entry.request, entry.position)
+        if self._saved.get(self._before_guesses) != begun:
+            self.save_state(*begun, self._before_guesses)
 
     def _has_first(self, request: str, tokens: int) -> bool:
         """Whether the request has its first `tokens`, and their state if there are states."""
@@ -276,6 +290,8 @@ class CacheMoves:
             if tokens <= self._room_tokens:
                 for layer in sorted(self._outside.pop(request, ())):
                     self._read(request, layer)
+        if step.drafted:
+            self._save_before_guesses(step.entries[0])
         self._window = None
         if tokens > self._room_tokens and self._layers:
             self._open_window(requests[0], tokens)

@@ -444,8 +444,8 @@ def _is_last(step: Step, count: int, token: int) -> bool:
     next row's input is another, or not wanted. False in a step without a draft."""
     if not step.drafted:
         return False
-    tokens = step.entries[0].tokens
-    return count >= min(step.run, len(tokens)) or token != tokens[count]
+    guesses = step.entries[0].tokens[-step.drafted :]
+    return count >= min(step.run, 1 + step.drafted) or token != guesses[count - 1]
 
 
 def _used(step: Step, told: Sequence[Chosen | None]) -> Sequence[Chosen | None]:

@@ -40,9 +40,10 @@ class RunLoop:
         computed: Callable[[Step], None],
         *,
         is_last_stage: bool,
+        rewinds: bool,
     ) -> None:
         """computed: called after each step and before its tokens are reported, so that what it
-        sends arrives first."""
+        sends arrives first. rewinds: requests have states; see `Step.again`."""
         self._links = links
         self._choice = choice
         self._speculator = speculator
@@ -50,6 +51,7 @@ class RunLoop:
         self._report = report
         self._computed = computed
         self._is_last_stage = is_last_stage
+        self._rewinds = rewinds
         self._must_yield = False
         self._sampled_s = 0.0
         """When the last step of the run was over; 0 in its first step."""
@@ -82,8 +84,9 @@ class RunLoop:
                 following, done = self._hear(step, logits)
                 if step.drafted:
                     self._computed(done)
-            if following is None and done is not step:
-                program.cut(step.entries[0].request, done.entries[0].end)
+            if done is not step and (following is None or self._rewinds):
+                (entry,) = step.entries
+                program.cut(entry.request, entry.position if self._rewinds else done.entries[0].end)
             yield done
 
     def _compute_apart(self, step: Step, program: StageCompute) -> Iterator[Step]:
@@ -157,7 +160,8 @@ class RunLoop:
         done = step.cut(step.logit_rows - count)
         if is_over:
             return None, done
-        return step.drafting(count, told[3 : 3 + told[2]].tolist()), done
+        tokens = told[3 : 3 + told[2]].tolist()
+        return step.drafting(count, tokens, rewinds=self._rewinds), done
 
     def _sample_and_tell(self, step: Step, own: StepLogits) -> tuple[Step | None, Step]:
         """Sample tokens and send them to the other shards, then to the coordinator. Returns the
@@ -193,7 +197,7 @@ class RunLoop:
         if step.drafts:
             told[1] = len(tokens)
             if following is not None:
-                next_tokens = following.entries[0].tokens
+                next_tokens = following.entries[0].tokens[-following.logit_rows :]
                 told[2] = len(next_tokens)
                 told[3 : 3 + len(next_tokens)] = next_tokens
         elif following is not None:
@@ -233,17 +237,20 @@ class RunLoop:
         if is_over or not left:
             return None, done
         known, terms = self._choice.settle(step, tokens)
+        again = len(step.again(count)) if self._rewinds else 0
         draft = self._speculator.draft(
             entry.request,
             known,
             prompt_tokens=terms.prompt_tokens,
             speculate=terms.speculate,
-            most=min(step.drafts, max(1, left - 1)),
+            most=min(step.drafts - again, max(1, left - 1)),
+            again=again,
         )
-        return step.drafting(count, (tokens[-1], *draft)), done
+        return step.drafting(count, (tokens[-1], *draft), rewinds=self._rewinds), done
 
 
 def _message(step: Step) -> NDArray[np.int64]:
     """A message of the sampler about a step: a token of each entry; or, in a run with drafts, what
-    ends it, how many tokens the step gave, and the number and ids of the next step's tokens."""
+    ends it, how many tokens the step gave, and the number and ids of the next step's tokens that
+    are new."""
     return np.zeros(4 + step.drafts if step.drafts else step.batch, np.int64)

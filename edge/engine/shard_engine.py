@@ -29,6 +29,7 @@ from edge.engine.timing import ShardCounters
 from edge.errors import PlanError, RequestError
 from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
+from edge.memory.step_memory import has_states
 from edge.offload import KVTier, StoreError
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
@@ -74,8 +75,11 @@ class ShardEngine:
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
         )
+        rewinds = has_states(assignment.model, assignment.kv_dtype)
         self._speculator = Speculator(
-            {"lookup": drafter or SuffixLookup()}, has_experts=assignment.model.has_experts
+            {"lookup": drafter or SuffixLookup()},
+            has_experts=assignment.model.has_experts,
+            rewinds=rewinds,
         )
         self._runs = RunLoop(
             self.links,
@@ -85,6 +89,7 @@ class ShardEngine:
             report,
             self._copy,
             is_last_stage=self.layout.is_last_stage,
+            rewinds=rewinds,
         )
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.engine.drafter import Drafter
-from edge.protocol.step import Speculation
+from edge.protocol.step import MOST_DRAFTED, Speculation
 
 _NEWEST = 0.2
 """Weight of the newest guess in the share of right ones."""
@@ -66,19 +66,28 @@ class StepSeconds:
         return max(known[first] + slope * (rows - first), 0.5 * known[first])
 
 
-def draft_length(right: float, seconds: StepSeconds, most: int) -> int:
-    """The odd length, up to `most`, of the draft that gives the most tokens per second.
+def draft_length(
+    right: float, seconds: StepSeconds, most: int, *, again: int = 0, rewinds: bool = False
+) -> int:
+    """The length, up to `most`, of the draft that gives the most tokens per second, of those that
+    make the number of rows even.
 
-    right: chance of a guess whose predecessors are right. An odd draft makes an even step.
+    right: chance of a guess whose predecessors are right. again: rows before it that are computed
+    again. rewinds: after a wrong guess, the right rows are computed again.
     """
-    best, most_per_s = 1, 0.0
-    expected = 1.0
-    for length in range(1, most + 1):
-        expected += right**length
-        if length % 2:
-            per_s = expected / seconds.of(1 + length)
-            if per_s > most_per_s:
-                best, most_per_s = length, per_s
+    shortest = 1 - again % 2
+    best, most_per_s = shortest, 0.0
+    expected, rows_again, row_s = 1.0, 0.0, 0.0
+    if rewinds:
+        row_s = (seconds.of(1 + MOST_DRAFTED) - seconds.of(2)) / (MOST_DRAFTED - 1)
+    for length in range(max(shortest, most) + 1):
+        if length:
+            rows_again += right ** (length - 1) * (1 - right) * (again + length)
+            expected += right**length
+        if length % 2 == shortest:
+            taken_s = seconds.of(again + 1 + length) + row_s * rows_again
+            if expected / taken_s > most_per_s:
+                best, most_per_s = length, expected / taken_s
     return best
 
 
@@ -101,10 +110,15 @@ class Speculator:
     """Drafts for the answers of one session. Used by the compute thread of the sampler."""
 
     def __init__(
-        self, drafters: Mapping[Speculation, Drafter], *, has_experts: bool = False
+        self,
+        drafters: Mapping[Speculation, Drafter],
+        *,
+        has_experts: bool = False,
+        rewinds: bool = False,
     ) -> None:
         """drafters: by the ways to speculate; "auto" drafts as "lookup" does. has_experts: rows of
-        a step may use other weights each."""
+        a step may use other weights each. rewinds: see `draft_length`."""
+        self._rewinds = rewinds
         self.seconds = StepSeconds()
         self._begins, self._ends = _PAYS_WITH_EXPERTS if has_experts else _PAYS
         self._drafters = drafters
@@ -118,12 +132,14 @@ class Speculator:
         prompt_tokens: int,
         speculate: Speculation,
         most: int,
+        again: int = 0,
     ) -> tuple[int, ...]:
-        """The draft for the next step of a request with these tokens; empty: a row alone.
+        """The draft for the next step of a request with these tokens; empty: no guess.
 
-        Where guesses are missing, the last token stands for them.
+        Where guesses are missing, the last token stands for them. again: rows before the last
+        token that the step computes again.
         """
-        if speculate == "off" or most < 1:
+        if speculate == "off" or most + again < 1:
             return ()
         answer = self._answers.get(request)
         if answer is None:
@@ -139,10 +155,14 @@ class Speculator:
                     least = self._ends if answer.is_paired else self._begins
                     answer.is_paired = answer.right >= least
         answer.end = len(tokens)
-        if not answer.is_paired:
+        if not answer.is_paired and not again:
             return ()
-        guesses = answer.drafter.propose(request, tokens, len(tokens), most)
-        length = draft_length(answer.right, self.seconds, len(guesses))
+        guesses: Sequence[int] = ()
+        if answer.is_paired and most > 0:
+            guesses = answer.drafter.propose(request, tokens, len(tokens), most)
+        length = draft_length(
+            answer.right, self.seconds, len(guesses), again=again, rewinds=self._rewinds
+        )
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
 
     def verified(self, request: str, drafted: int, accepted: int) -> None:

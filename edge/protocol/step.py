@@ -68,7 +68,8 @@ class Step:
     run: above 1, the shards go on by themselves, with each sampled token as the next step's input,
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
 
-    drafts: the most tokens of a draft in each step of a run of one request; see `drafted`.
+    drafts: the most tokens of a draft in each step of a run of one request; see `drafted`. The
+    tokens before the rows of logits are known, and may have been computed before.
 
     spare: as many of the last tokens only make the number of rows even, and are cut off again.
 
@@ -108,8 +109,8 @@ class Step:
         if self.drafts:
             if self.batch != 1 or self.states or self.singly or not self.logit_rows:
                 raise ValueError("a step with drafts needs one request, and its logits")
-            if 1 < self.logit_rows != self.num_tokens or self.drafted > self.drafts:
-                raise ValueError("a draft needs logits of each row, and may not be too long")
+            if self.drafted and self.num_tokens > 1 + self.drafts:
+                raise ValueError(f"a step with a draft has {1 + self.drafts} tokens at most")
         elif self.run > 1 and any(e.logit_rows != 1 for e in self.entries):
             raise ValueError("a run needs exactly one row of logits of every request")
         if self.run < 1:
@@ -195,16 +196,23 @@ class Step:
             run=self.run - 1,
         )
 
-    def drafting(self, chosen: int, tokens: Sequence[int]) -> Step:
-        """The next step of a run with drafts, of which this one gave `chosen` tokens. tokens: the
-        last of them, and a draft of those after it."""
+    def again(self, chosen: int) -> tuple[int, ...]:
+        """Tokens that are computed again where a request has states, because the step gave `chosen`
+        tokens: if a guess was wrong, the states are those before the step."""
         (entry,) = self.entries
+        return () if chosen == entry.logit_rows else entry.tokens[: chosen - entry.logit_rows]
+
+    def drafting(self, chosen: int, tokens: Sequence[int], *, rewinds: bool) -> Step:
+        """The next step of a run with drafts, of which this one gave `chosen` tokens. tokens: the
+        last of them, and a draft of those after it. rewinds: see `again`."""
+        (entry,) = self.entries
+        again = self.again(chosen) if rewinds else ()
         return Step(
             entries=(
                 StepEntry(
                     request=entry.request,
-                    position=entry.end - entry.logit_rows + chosen,
-                    tokens=tuple(tokens),
+                    position=entry.end - entry.logit_rows + chosen - len(again),
+                    tokens=(*again, *tokens),
                     logit_rows=len(tokens),
                 ),
             ),
@@ -254,10 +262,15 @@ class StepLimits:
     like another goes on from one of these."""
 
     @property
+    def state_places(self) -> int:
+        """Places for saved states, and behind them one for the state before a step with guesses."""
+        return self.saved_states + 1
+
+    @property
     def states(self) -> int:
-        """States of requests and saved states that there is memory for, in models with recurrent
+        """States of requests and in places that there is memory for, in models with recurrent
         layers."""
-        return self.requests + self.saved_states
+        return self.requests + self.state_places
 
     @property
     def caches(self) -> int:

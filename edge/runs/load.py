@@ -114,7 +114,8 @@ def scheduling_state(
             asks_peers=not is_whole,  # saved states last as long as the session
             rows_agree=rows_agree,
             batches_agree=batches_agree,
-            drafts=_most_drafted(load) if rows_agree and not is_whole else 0,
+            drafts=_most_drafted(load) if rows_agree else 0,
+            rewinds=is_whole,
             memory_tokens=limits.cached_tokens,
         ),
         Residency(

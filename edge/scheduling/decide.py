@@ -26,7 +26,7 @@ from edge.scheduling.prefix_reuse import NOTHING_LEFT
 from edge.scheduling.prefixes import cut, joined
 from edge.scheduling.request_state import RequestState
 from edge.scheduling.resident import Resident
-from edge.scheduling.state import SchedulingState
+from edge.scheduling.state import SchedulingState, StepUnderWay
 
 
 def decide(state: SchedulingState, events: Iterable[Event] = ()) -> Orders:
@@ -136,6 +136,8 @@ def _submit(state: SchedulingState, new: Submitted) -> None:
 def _release(state: SchedulingState, gone: RequestState, *, has_ended: bool) -> None:
     """Free the memory of a request that is over, unless its cache is kept. has_ended: it ended with
     its last token, so no peer computes tokens after it."""
+    gone.computed -= gone.behind
+    gone.behind = 0
     state.shares.go(gone.who)
     if state.reuse is None or not state.reuse.leaves(gone, has_ended=has_ended):
         state.residency.leave(gone.memory)
@@ -150,11 +152,13 @@ def _give_up(state: SchedulingState, request: str, why: str) -> None:
 def _answered(state: SchedulingState, answered: Answered) -> None:
     if not state.under_way:
         raise ValueError("peers answered a step, but none is under way")
-    step, tokens, last = state.under_way[0].step, answered.tokens, answered.last
-    if len(tokens) != state.under_way[0].tokens and not (answered.drafted and tokens):
-        raise ValueError(f"{len(tokens)} tokens for a step that gives {state.under_way[0].tokens}")
+    under_way = state.under_way[0]
+    step, tokens, last = under_way.step, answered.tokens, answered.last
+    if len(tokens) != under_way.tokens and not (answered.drafted and tokens):
+        raise ValueError(f"{len(tokens)} tokens for a step that gives {under_way.tokens}")
     if answered.at_s is not None and state.last_answer_s is not None:
-        _observe(state, step, answered.at_s - state.last_answer_s)
+        _observe(state, under_way, answered.at_s - state.last_answer_s)
+    under_way.answers += 1
     if last:
         state.under_way.popleft()
     state.last_answer_s = answered.at_s if state.under_way else None
@@ -164,12 +168,17 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         drafted_tokens=answered.drafted,
         accepted_tokens=len(tokens) - 1 if answered.drafted else 0,
     )
+    is_paired = answered.drafted > 0
+    if (entry := state.active.get(step.entries[0].request)) is not None and state.limits.rewinds:
+        is_paired = is_paired or entry.behind > 0
+        is_right = len(tokens) > answered.drafted
+        entry.behind = 0 if is_right else entry.behind + len(tokens)
     parts = step.entries * len(tokens) if answered.drafted else step.entries
     for part, token, end in zip(parts, tokens, answered.ends, strict=False):
         entry = state.active.get(part.request)
         if entry is None:
             continue  # cancelled meanwhile
-        if answered.drafted:
+        if is_paired:
             entry.together = joined(entry.together, (len(entry.tokens) - 1, len(entry.tokens)))
         entry.tokens.append(token)
         state.shares.give(entry.who, ANSWER_WEIGHT)
@@ -192,10 +201,11 @@ def _end_step(state: SchedulingState, step: Step) -> None:
                 _release(state, state.active.pop(part.request), has_ended=False)
 
 
-def _observe(state: SchedulingState, step: Step, seconds: float) -> None:
+def _observe(state: SchedulingState, under_way: StepUnderWay, seconds: float) -> None:
+    step = under_way.step
     if seconds <= 0:
         return  # the clock is a peer's
-    if not step.is_decode:
+    if not (step.is_decode or under_way.answers):
         if not step.singly:
             state.pacing.read(step.num_tokens, seconds)
     elif any(part.logit_rows for part in step.entries):

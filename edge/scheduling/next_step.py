@@ -60,22 +60,41 @@ def _decode(state: SchedulingState) -> Step | None:
     if not are_ready:
         return None
     ready = [are_ready[name] for name in state.slots.arranged(tuple(are_ready))]
+    late = next((each for each in ready if each.behind), None)
+    if late is not None:  # a step with others takes one token of each
+        ready = [late]
     run, drafts = _run(state, ready)
-    # An answer with guesses goes on in steps of two rows at least, though there is none yet.
-    rows = 2 if drafts and ready[0].is_paired else 1
+    if drafts or late is not None:
+        return _paired(state, ready[0], run if drafts else 1)
     return Step(
         entries=tuple(
             StepEntry(
                 request=entry.request,
                 position=entry.computed,
-                tokens=(entry.tokens[-1],) * rows,
-                logit_rows=rows,
+                tokens=(entry.tokens[-1],),
+                logit_rows=1,
             )
             for entry in ready
         ),
         run=run,
-        drafts=drafts,
     )
+
+
+def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
+    """The next token of an answer that may have drafts. There is none yet, so the last token stands
+    for a guess where the number of rows must be even."""
+    start = entry.computed - entry.behind
+    tokens = tuple(entry.tokens[start:])
+    is_paired = entry.is_paired or entry.behind > 0
+    has_room = entry.memory.room > len(entry.tokens)
+    guesses = tokens[-1:] * (len(tokens) % 2 if is_paired and has_room else 0)
+    part = StepEntry(
+        request=entry.request,
+        position=start,
+        tokens=(*tokens, *guesses),
+        logit_rows=1 + len(guesses),
+    )
+    return Step(entries=(part,), run=run, drafts=state.limits.drafts)
 
 
 def _chunk(state: SchedulingState) -> Step | None:
@@ -154,6 +173,11 @@ def _repeat(state: SchedulingState) -> Step | None:
         return None
     spans = [_next_together(entry) for entry in entries]
     if spans[0][0] <= entries[0].computed:
+        if state.limits.rewinds and spans[0][1] - entries[0].computed == 1:
+            # Only the last span can be odd: its last token was in a step with a wrong guess.
+            entries[0].behind = 1
+            entries[0].computed += 1
+            return _decode(state)
         return _repeat_together(state, entries[0], spans[0][1])
     if not state.limits.batches_agree:  # most answers were computed alone
         del entries[1:]
@@ -183,6 +207,8 @@ def _repeat_together(state: SchedulingState, entry: RequestState, end: int) -> S
     """The next tokens of an answer up to `end`, in an even number of rows."""
     start, most = entry.computed, state.limits.chunk_tokens // 2 * 2
     size = min(end - start, most)
+    if state.limits.rewinds:
+        size -= size % 2  # nothing can be cut off without guesses
     entry.computed += size
     tokens = tuple(entry.tokens[start : entry.computed + size % 2])
     part = StepEntry(request=entry.request, position=start, tokens=tokens, logit_rows=0)

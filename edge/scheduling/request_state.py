@@ -43,6 +43,9 @@ class RequestState:
     together: Spans = ()
     """Spans of the answer that were, or are to be, computed in steps of an even number of rows:
     tokens and guesses. The rest of it is computed one token at a time."""
+    behind: int = 0
+    """Computed tokens that the next step computes again, because its states are those before them:
+    they were in steps of which a guess was wrong."""
     is_repeated: bool = False
     """An earlier plan has computed it before, in those steps."""
     saves: set[int] = field(default_factory=set)

@@ -43,6 +43,8 @@ class SchedulingLimits:
     repeated together."""
     drafts: int = 0
     """The longest draft of an answer that is alone in memory; 0: no drafts."""
+    rewinds: bool = False
+    """Requests have states; see `Step.again`."""
     memory_tokens: int = 0
     """Tokens of all requests that fit in memory. A longer request has no drafts."""
 
@@ -60,6 +62,8 @@ class StepUnderWay:
     step: Step
     tokens: int
     """How many tokens it gives."""
+    answers: int = 0
+    """Answers so far, one for each step of its run."""
 
 
 @dataclass(slots=True, eq=False)

@@ -55,11 +55,19 @@ class ScriptedDrafter:
         pass
 
 
-@pytest.fixture(params=PLANS, scope="module")
+@pytest.fixture(params=[*PLANS, *(f"{name}, states" for name in PLANS)], scope="module")
 def shards(request: pytest.FixtureRequest) -> Iterator[tuple[Shards, ScriptedDrafter]]:
+    """With states: of keys and values in 4 bits, which have remainders."""
+    name, _, states = request.param.partition(", ")
     drafter = ScriptedDrafter()
     limits = replace(LIMITS, requests=1 + MOST_DRAFTED)
-    with linked(PLANS[request.param], limits=limits, drafter=drafter, shortlist_tokens=4) as found:
+    with linked(
+        PLANS[name],
+        limits=limits,
+        kv_dtype="int4" if states else "float32",
+        drafter=drafter,
+        shortlist_tokens=4,
+    ) as found:
         yield found, drafter
 
 
@@ -72,6 +80,8 @@ class Said:
     tokens: list[int]
     logprobs: list[Logprobs | None]
     ends: list[str | None]
+    behind: int = field(compare=False)
+    """Tokens that its state does not cover, because a guess was wrong."""
 
 
 def said(
@@ -99,21 +109,29 @@ def said(
     shards.told.clear()
     shards.told.append(shards.tokens(Step(entries=(chunk,))))
     tokens = [*prompt, *shards.told[0].tokens]
+    has_states, behind = not shards.programs[0]._cache.pool.can_cut, 0
     for run in runs:
         left = len(prompt) + 1 + LONGEST - len(tokens)
         if shards.told[-1].ends[-1] or not left:
             break
-        tokens += shards.go_on(request, tokens, min(run, left), drafts=drafts)
+        heard = len(shards.told)
+        tokens += shards.go_on(request, tokens, min(run, left), drafts=drafts, behind=behind)
+        for told in shards.told[heard:] if has_states else ():
+            is_right = len(told.tokens) > told.drafted
+            behind = 0 if is_right else behind + len(told.tokens)
     return Said(
         request,
         tokens[len(prompt) :],
         [each for told in shards.told for each in told.logprobs],
         [each for told in shards.told for each in told.ends],
+        behind,
     )
 
 
-def kept(shards: Shards, request: str, tokens: Sequence[int]) -> bool:
-    """Whether every shard has the keys and values of these tokens of the request, and no more."""
+def kept(shards: Shards, said: Said, prompt: Sequence[int]) -> bool:
+    """Whether every shard has the keys and values of the answer's tokens, or the state of them, and
+    no more."""
+    request, tokens = said.request, [*prompt, *said.tokens[:-1]]
     found: list[Future[bool]] = []
     for session, program in zip(shards.sessions, shards.programs, strict=True):
         done: Future[bool] = Future()
@@ -121,6 +139,10 @@ def kept(shards: Shards, request: str, tokens: Sequence[int]) -> bool:
 
         def look(program=program, done=done) -> None:  # type: ignore[no-untyped-def]
             count = len(tokens)
+            if not program._cache.pool.can_cut:  # it raises an error for a wrong state
+                length = program._cache.pool.length(program._cache.pool.open(request))
+                done.set_result(length == count - said.behind)
+                return
             rows = program.rows(request, 0, count)
             more = program.rows(request, 0, count + 1)
             ids = [each.view(np.int32)[..., 0] for each in rows or ()]
@@ -179,7 +201,7 @@ def test_tokens_are_those_without_guesses(
         logprobs=logprobs,
     )  # fmt: skip
     assert guessed == plain
-    assert kept(found, guessed.request, [*prompt, *guessed.tokens[:-1]])
+    assert kept(found, guessed, prompt)
     found.finish(guessed.request)
 
 

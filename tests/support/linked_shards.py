@@ -227,12 +227,13 @@ class Shards:
         return found + (self.go_on(request, [*prompt, *found], count - 1) if count > 1 else [])
 
     def go_on(
-        self, request: str, tokens: Sequence[int], count: int, *, drafts: int = 0
+        self, request: str, tokens: Sequence[int], count: int, *, drafts: int = 0, behind: int = 0
     ) -> list[int]:
-        """The tokens of a run of the request that has these."""
-        entry = StepEntry(
-            request=request, position=len(tokens) - 1, tokens=(tokens[-1],), logit_rows=1
-        )
+        """The tokens of a run of the request that has these. behind: computed tokens that it
+        computes again."""
+        start = len(tokens) - 1 - behind
+        known = tuple(tokens[start:])
+        entry = StepEntry(request=request, position=start, tokens=known, logit_rows=1)
         event: Event = self.step(Step(entries=(entry,), run=count, drafts=drafts))
         found: list[int] = []
         while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +16,20 @@ from edge.backends.kv_swap import CacheMoves
 from edge.backends.null.made_up import attention_words, logits, token_bits, word_bits
 from edge.backends.overlap import parts_of
 from edge.errors import RequestError
+from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.memory.step_memory import most_rows
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
-from edge.protocol.step import Step, StepLimits
+from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.transport import Collective
 from edge.version import __version__
 from edge.weights.layout import ShardLayout
 
 _ID_BYTES = 4
 """Bytes of a token's id, with which each of its keys and values begins."""
+
+_STATE_LIMIT = 1 << 20
+"""States are whole numbers below this, which float32 has exactly."""
 
 
 @dataclass(slots=True)
@@ -42,7 +47,8 @@ class Counts:
 
 
 class NullProgram(HostKvStorage):
-    """See StageProgram. Its keys and values are the ids of their tokens."""
+    """See StageProgram. Its keys and values are the ids of their tokens. Where keys and values have
+    remainders, which are states, it keeps a number that follows from all tokens so far."""
 
     device_sums = None
 
@@ -63,7 +69,9 @@ class NullProgram(HostKvStorage):
         self._spec = spec
         self._layout = layout
         self._limits = limits
-        self._cache = HostCache(layout, limits, bits=kv_bits)
+        self._has_states = keeps_remainders(kv_bits)
+        beside = ((1,),) if self._has_states else ()
+        self._cache = HostCache(layout, limits, bits=kv_bits, beside=beside)
         self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
         self._kv_tier = kv_tier
         self._hidden = np.zeros(most_rows(limits) * spec.hidden_size, np.float32)
@@ -105,7 +113,10 @@ class NullProgram(HostKvStorage):
             state[...] = (state > 0.5) ^ (flips > 0.5)
             self._sum(step, np.zeros_like(state), collective)  # the feed-forward network's
         for entry in step.entries:
-            self._cache.pool.wrote(self._cache.pool.open(entry.request), entry.end)
+            slot = self._cache.pool.open(entry.request)
+            if self._has_states:
+                self._go_on(slot, entry)
+            self._cache.pool.wrote(slot, entry.end)
         self.counts.steps += 1
         self.counts.tokens += step.batch * step.num_tokens
         self.counts.streamed_layers += self.streamed
@@ -191,6 +202,16 @@ class NullProgram(HostKvStorage):
                 bits = all_bits[heads == head]
                 flips[place, :, bits] = word_bits(words[head], bits).T
 
+    def _go_on(self, slot: int, entry: StepEntry) -> None:
+        """Bring the state to the end of the entry. Raises RequestError if it is not the state of
+        the tokens before it."""
+        (state,) = self._cache.pool.states(slot, 1)
+        if self._cache.shape.num_layers:
+            ids = _ids(self._cache.pool.rows(0, slot, 0, entry.position)[0])[0]
+            if state[0, 0] != _state_of(ids.tolist()):
+                raise RequestError("a state is not that of the tokens before it")
+        state[0, 0] = _state_of(entry.tokens, int(state[0, 0]))
+
     def _sum(self, step: Step, array: NDArray[np.float32], collective: Collective) -> None:
         """Sum over the shards of the stage, in the same halves as the other back ends."""
         if not self._layout.is_split:
@@ -206,6 +227,12 @@ def _ids(rows: NDArray[Any]) -> NDArray[np.uint64]:
     """The token ids [heads, tokens] in keys or values [heads, tokens, elements]."""
     as_bytes = np.ascontiguousarray(rows.view(np.uint8)[..., :_ID_BYTES])
     return as_bytes.view("<u4")[..., 0].astype(np.uint64)
+
+
+def _state_of(tokens: Sequence[int], before: int = 0) -> int:
+    for token in tokens:
+        before = (31 * before + token + 1) % _STATE_LIMIT
+    return before
 
 
 def _attended_bits(

@@ -69,7 +69,7 @@ class BlockCache:
         self._free = list(range(self.num_blocks - 1, -1, -1))
         self._num_slots = limits.caches
         self.states_of_layers = RequestStates(
-            layout, device, requests=limits.requests, places=limits.saved_states
+            layout, device, requests=limits.requests, places=limits.state_places
         )
         self._slots: dict[str, int] = {}
         self._blocks: dict[int, list[int]] = {}
