@@ -240,6 +240,13 @@ class DistributedSampling:
         request.history.append(tokens[-1])
         return request.history, request.terms
 
+    def computes_together(self, step: Step) -> bool:
+        """Whether the step computes several tokens of an answer, guesses included."""
+        entry = step.entries[0]
+        request = self._requests.get(entry.request)
+        is_answer = request is not None and entry.position >= request.terms.prompt_tokens
+        return step.drafts > 0 and step.num_tokens > 1 and is_answer
+
     def is_cancelled(self, step: Step) -> bool:
         """Whether a request of the step was cancelled."""
         return any(choice.request.is_cancelled for choice in self._choices(step))

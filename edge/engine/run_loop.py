@@ -218,6 +218,7 @@ class RunLoop:
                 chosen_s=chosen_s,
                 logprobs=logprobs if any(logprobs) else (),
                 drafted=step.drafted,
+                together=self._choice.computes_together(step),
             )
         )
         return following, done

@@ -371,10 +371,14 @@ class Tokens(Event):
     """Log probabilities of each token if its request wants them; empty if none does."""
     drafted: Annotated[int, Meta(ge=0, le=MOST_DRAFTED)] = 0
     """Tokens of the draft that the step verified."""
+    together: bool = False
+    """The rows of the step were those of several tokens of the answer."""
 
     def __post_init__(self) -> None:
         if self.drafted and not 1 <= len(self.tokens) <= 1 + self.drafted:
             raise ValueError("a step gives one token more than guesses of its draft are right")
+        if self.drafted and not self.together:
+            raise ValueError("a draft without several rows")
         if any(self.ends[:-1]) and self.drafted:
             raise ValueError("tokens follow the last one")
         if len(self.ends) != len(self.tokens):

@@ -103,6 +103,8 @@ class PeerEvents:
         step = self._oldest_step(client, 1 if event.drafted else len(event.tokens)).step
         if event.drafted > step.drafts:
             raise ProtocolError(f"a draft of {event.drafted} tokens where {step.drafts} may be")
+        if event.together and not step.drafts:
+            raise ProtocolError("several rows of an answer where one may be")
         if step.logit_rows and not event.tokens:
             raise ProtocolError("no token for a step that gives rows")
         self._reports += len(event.tokens) if event.drafted else 1
@@ -131,6 +133,7 @@ class PeerEvents:
                 last=event.last,
                 at_s=event.chosen_s,
                 drafted=event.drafted,
+                together=event.together,
             )
         )
         self._clock_ahead_s = min(self._clock_ahead_s, time.monotonic() - event.chosen_s)
@@ -140,7 +143,7 @@ class PeerEvents:
         ):
             if answer is None or answer.id not in self._answers:
                 continue  # cancelled, perhaps by the sink of an answer before it
-            if event.drafted:
+            if event.together:
                 position = len(answer.terms.prompt) + len(answer.tokens)
                 answer.together = joined(answer.together, (position - 1, position))
             answer.tokens.append(token)

@@ -168,9 +168,7 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         drafted_tokens=answered.drafted,
         accepted_tokens=len(tokens) - 1 if answered.drafted else 0,
     )
-    is_paired = answered.drafted > 0
     if (entry := state.active.get(step.entries[0].request)) is not None and state.limits.rewinds:
-        is_paired = is_paired or entry.behind > 0
         is_right = len(tokens) > answered.drafted
         entry.behind = 0 if is_right else entry.behind + len(tokens)
     parts = step.entries * len(tokens) if answered.drafted else step.entries
@@ -178,7 +176,7 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         entry = state.active.get(part.request)
         if entry is None:
             continue  # cancelled meanwhile
-        if is_paired:
+        if answered.together:
             entry.together = joined(entry.together, (len(entry.tokens) - 1, len(entry.tokens)))
         entry.tokens.append(token)
         state.shares.give(entry.who, ANSWER_WEIGHT)

@@ -66,6 +66,8 @@ class Answered:
     """When the tokens were chosen, by a clock of the peers; None: unknown."""
     drafted: int = 0
     """Tokens of the draft that was verified."""
+    together: bool = False
+    """The step had rows of several tokens of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

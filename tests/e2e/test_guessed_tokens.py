@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import edge
 from edge.demos.bundled import MODEL
-from tests.support.plans import bundled_plan
+from tests.support.checkpoints import TinyCheckpoint
+from tests.support.plans import bundled_plan, make_plan
 
 PROMPT = "Where does the cat live? The cat lives in the barn. Where does the cat live?"
 SAMPLED = {"temperature": 0.4, "seed": 3, "repetition_penalty": 1.05}
@@ -36,3 +38,33 @@ def test_tokens_are_those_without_guesses(
         # Bits follow from the tokens, and not from how many were guessed at once.
         again = reply(PROMPT, speculate="lookup")
         assert again.logprobs == guessed.logprobs
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"), [("qwen3_5", "pipeline_2"), ("lfm2", "tensor_2")], ids=["linear", "short"]
+)
+def test_states_are_those_of_the_right_tokens(
+    five_peers: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    family: str,
+    layout: str,
+) -> None:
+    """Of linear attention and of short convolutions. Rewarded for it, an answer repeats itself."""
+    checkpoint = tiny_checkpoint(family)
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    repeating = {"temperature": 0.5, "seed": 4, "frequency_penalty": -2.0}
+    with five_peers.load(checkpoint.path, dtype="float32", plan=plan) as model:
+
+        def reply(**options: Any) -> edge.Reply:
+            return model.generate(
+                checkpoint.prompt(30), max_new_tokens=90, ignore_eos=True, logprobs=1, **options
+            )
+
+        for sampling in ({}, repeating):
+            plain = reply(speculate="off", **sampling)
+            guessed = reply(speculate="lookup", **sampling)
+            assert guessed.token_ids == plain.token_ids
+            assert guessed.statistics["accepted_tokens"] < guessed.statistics["drafted_tokens"]
+        assert guessed.statistics["accepted_tokens"] > 5
+        assert reply(speculate="lookup", **repeating).logprobs == guessed.logprobs
+        assert reply(speculate="auto", **repeating).token_ids == guessed.token_ids

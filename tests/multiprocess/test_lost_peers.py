@@ -150,25 +150,32 @@ def test_killed_while_generating(
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"),
+    ("family", "layout", "speculate"),
     repeats_are_slow(
-        [("qwen3_5", "pipeline_3"), ("lfm2", "tensor_2"), ("qwen3_5", "tensor_2")], of=[0]
+        [
+            ("qwen3_5", "pipeline_3", "lookup"),
+            ("lfm2", "tensor_2", "lookup"),
+            ("qwen3_5", "tensor_2", "off"),
+        ],
+        of=[0],
     ),
 )
 def test_states_are_computed_again(
     family: str,
     layout: str,
+    speculate: Speculation,
     trio: Trio,
     cluster: edge.Cluster,
     tiny_checkpoint: Callable[..., TinyCheckpoint],
 ) -> None:
     """Of linear attention and of convolutions there are no copies: prompt and answer go through
-    the model once more."""
+    the model once more, in steps with guesses where there were some."""
     checkpoint = tiny_checkpoint(family)
     plan, prompt = cut(checkpoint, layout, trio.daemons), checkpoint.prompt(180)
-    with cluster.load(
-        checkpoint.path, dtype="float32", plan=plan, context_tokens=180 + MANY_TOKENS, standby="kv"
-    ) as model:
+    options = edge.LoadOptions(
+        dtype="float32", context_tokens=180 + MANY_TOKENS, standby="kv", speculate=speculate
+    )
+    with cluster.load(checkpoint.path, options, plan=plan) as model:
         stream = model.stream(prompt, max_new_tokens=MANY_TOKENS)
         for _number in range(20):
             next(stream)

@@ -88,8 +88,10 @@ async def load(
     credentials: Credentials | None = None,
     share_prefixes: bool = False,
     prefixes_of: tuple[str, ...] = (),
+    has_states: bool = False,
 ) -> PlanRun:
-    """The bundled model, or one of its shape, cut by the layout of that name."""
+    """The bundled model, or one of its shape, cut by the layout of that name. has_states: keys and
+    values are in 4 bits, so that requests have states."""
     peers = [await describe_peer(daemon.resources.addresses[0], credentials) for daemon in daemons]
     plan = bundled_plan(layout, devices=[peer.id for peer in peers])
     stages = len(plan.stages)
@@ -103,7 +105,7 @@ async def load(
                 spec=weight_format.graded(checkpoint.spec),
                 weight_format=weight_format,
                 limits=limits,
-                kv_dtype=options.kv_dtype,
+                kv_dtype="int4" if has_states else options.kv_dtype,
                 wire_rules=WireRules(
                     sums=(WireRule(),) * stages, hops=(WireRule(),) * (stages - 1)
                 ),

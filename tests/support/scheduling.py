@@ -66,10 +66,19 @@ class Steps:
         ends: Sequence[FinishReason | None] | None = None,
         at_s: float | None = None,
         drafted: int = 0,
+        together: bool = False,
     ) -> None:
+        """together: also where nothing was drafted."""
         found = [None] * len(tokens) if ends is None else ends
         self.tell(
-            Answered(tokens=tuple(tokens), ends=tuple(found), last=last, at_s=at_s, drafted=drafted)
+            Answered(
+                tokens=tuple(tokens),
+                ends=tuple(found),
+                last=last,
+                at_s=at_s,
+                drafted=drafted,
+                together=together or drafted > 0,
+            )
         )
 
     def matched(self, request: str, tokens: int) -> None:

@@ -135,8 +135,9 @@ def test_less_is_tried_where_all_have_a_disk() -> None:
 
 
 def test_states_take_memory_before_tokens_do(tiny_checkpoint: Make) -> None:
-    """Of as many requests as may be under way, as many copies and one more, for guesses; each part of
-    the heads has its part of them. Copies are not moved to disk, and there are fewer where tokens would be."""
+    """Of as many requests as may be under way, as many copies and one more, for guesses; each part
+    of the heads has its part of them. Copies are not moved to disk, and there are fewer where
+    tokens would be."""
     spec = tiny_checkpoint("qwen3_5").spec
     wished = LoadOptions(context_tokens=64, concurrency=2).limits(spec)
     assert (wished.requests, wished.states) == (STATES_AT_ONCE, 2 * STATES_AT_ONCE + 1)
@@ -157,7 +158,9 @@ def test_states_take_memory_before_tokens_do(tiny_checkpoint: Make) -> None:
 
     solo, one = make_plan(spec, "solo", model="qwen3_5", devices="a"), states // wished.requests
     token_bytes = facts.kinds[1].token_bytes
-    tight = peer("a", kv_memory=2 * states + one + 100 * token_bytes, kv_disk=states + 40 * token_bytes)
+    tight = peer(
+        "a", kv_memory=2 * states + one + 100 * token_bytes, kv_disk=states + 40 * token_bytes
+    )
     cluster = ClusterSpec(devices=(tight.device(buffer_bytes=0),))
     found = kv_limits(wished, solo, facts, cluster, [tight])
     assert (found.cached_tokens, found.disk_tokens) == (100, 40)

@@ -117,7 +117,9 @@ FRAMES_SENT = (
         chosen_s=1.5,
         logprobs=(None, Logprobs(logprob=-0.5, top=((3, -0.25), (2, -0.5)))),
     ),
-    messages.Tokens(tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5, drafted=3),
+    messages.Tokens(
+        tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5, drafted=3, together=True
+    ),
     messages.Logits(rows=b"1234"),
     messages.States(rows=b"1234"),
     RunStep(session="s", step=Step(entries=ENTRIES[:1], states=True)),

@@ -104,52 +104,179 @@ ROWS = np.zeros((3, VOCAB), np.float32).tobytes()
     [
         Frame(
             "tokens",
-            {"tokens": [VOCAB], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0},
-        ),
-        Frame(
-            "tokens", {"tokens": [-1], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}
-        ),
-        Frame(
-            "tokens", {"tokens": ["5"], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}
+            {
+                "tokens": [VOCAB],
+                "ends": [None],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
         ),
         Frame(
             "tokens",
-            {"tokens": [5, 6], "ends": [None, None], "last": True, "chosen_s": 1.0, "drafted": 0},
-        ),
-        Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0}),
-        Frame("tokens", {"tokens": 5, "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}),
-        Frame(
-            "tokens", {"tokens": [5], "ends": [None], "last": "yes", "chosen_s": 1.0, "drafted": 0}
-        ),
-        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "drafted": 0}),
-        Frame(
-            "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": -1.0, "drafted": 0}
+            {
+                "tokens": [-1],
+                "ends": [None],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
         ),
         Frame(
-            "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1e300, "drafted": 0}
+            "tokens",
+            {
+                "tokens": ["5"],
+                "ends": [None],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
         ),
         Frame(
-            "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": "now", "drafted": 0}
+            "tokens",
+            {
+                "tokens": [5, 6],
+                "ends": [None, None],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
         ),
-        Frame("tokens", {"tokens": [5], "ends": [None], "chosen_s": 1.0, "drafted": 0}),
+        Frame(
+            "tokens",
+            {
+                "tokens": [],
+                "ends": [],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
+        ),
+        Frame(
+            "tokens",
+            {
+                "tokens": 5,
+                "ends": [None],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
+        ),
+        Frame(
+            "tokens",
+            {
+                "tokens": [5],
+                "ends": [None],
+                "last": "yes",
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
+        ),
+        Frame(
+            "tokens", {"tokens": [5], "ends": [None], "last": True, "drafted": 0, "together": False}
+        ),
+        Frame(
+            "tokens",
+            {
+                "tokens": [5],
+                "ends": [None],
+                "last": True,
+                "chosen_s": -1.0,
+                "drafted": 0,
+                "together": False,
+            },
+        ),
+        Frame(
+            "tokens",
+            {
+                "tokens": [5],
+                "ends": [None],
+                "last": True,
+                "chosen_s": 1e300,
+                "drafted": 0,
+                "together": False,
+            },
+        ),
+        Frame(
+            "tokens",
+            {
+                "tokens": [5],
+                "ends": [None],
+                "last": True,
+                "chosen_s": "now",
+                "drafted": 0,
+                "together": False,
+            },
+        ),
+        Frame(
+            "tokens",
+            {"tokens": [5], "ends": [None], "chosen_s": 1.0, "drafted": 0, "together": False},
+        ),
         Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0}),
         Frame(
             "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 1}
         ),
-        Frame("tokens", {"tokens": [5], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0}),
         Frame(
-            "tokens", {"tokens": [5], "ends": ["late"], "last": True, "chosen_s": 1.0, "drafted": 0}
+            "tokens",
+            {
+                "tokens": [5],
+                "ends": [],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
         ),
-        Frame("tokens", {"tokens": [5], "ends": [[]], "last": True, "chosen_s": 1.0, "drafted": 0}),
-        Frame("tokens", {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0}),
+        Frame(
+            "tokens",
+            {
+                "tokens": [5],
+                "ends": ["late"],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
+        ),
+        Frame(
+            "tokens",
+            {
+                "tokens": [5],
+                "ends": [[]],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
+        ),
+        Frame(
+            "tokens",
+            {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0, "together": False},
+        ),
         Frame("tokens"),
         Frame(
             "tokens",
-            {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0},
+            {
+                "tokens": [5],
+                "ends": [None],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
             write_logprobs([Logprobs(logprob=-1.0, top=())]),
         ),
         Frame("logits", {}, ROWS),
-        Frame("poem", {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0}),
+        Frame(
+            "poem", {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0, "together": False}
+        ),
     ],
     ids=lambda frame: f"{frame.kind} {dict(frame.header)}",
 )
@@ -162,7 +289,10 @@ def test_tokens_that_cannot_be(answer: Frame) -> None:
     assert results.tokens == []
 
 
-NO_TOKENS = Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0})
+NO_TOKENS = Frame(
+    "tokens",
+    {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0, "together": False},
+)
 
 
 def test_reports_of_another_kind_than_the_step() -> None:
@@ -190,7 +320,15 @@ def test_a_token_outside_the_vocabulary_of_an_answer_that_was_cancelled() -> Non
 
 def test_more_answers_than_steps() -> None:
     fine = Frame(
-        "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}
+        "tokens",
+        {
+            "tokens": [5],
+            "ends": [None],
+            "last": True,
+            "chosen_s": 1.0,
+            "drafted": 0,
+            "together": False,
+        },
     )
     results = asyncio.run(run(on_step(fine, fine, fine)))
     assert results.tokens[0] == 5
@@ -288,7 +426,17 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame("tokens", {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0}),
+        Frame(
+            "tokens",
+            {
+                "tokens": [],
+                "ends": [],
+                "last": True,
+                "chosen_s": 1.0,
+                "drafted": 0,
+                "together": False,
+            },
+        ),
         Frame("logits"),
     ],
     ids=["tokens", "logits"],
@@ -376,7 +524,14 @@ def test_an_event_that_breaks_its_reader_ends_the_connection() -> None:
     ids=["none", "too few", "outside the vocabulary", "of two tokens"],
 )
 def test_logprobs_that_were_not_asked_for(logprobs: list[Logprobs | None]) -> None:
-    header = {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0}
+    header = {
+        "tokens": [5],
+        "ends": [None],
+        "last": True,
+        "chosen_s": 1.0,
+        "drafted": 0,
+        "together": False,
+    }
     answer = Frame("tokens", header, write_logprobs(logprobs))
     results = asyncio.run(run(on_step(answer), logprobs=2))
     (error,) = results.errors

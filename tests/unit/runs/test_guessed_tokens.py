@@ -89,9 +89,15 @@ async def until_it_has(answer: Answer, tokens: int) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("has_states", [False, True])
 @pytest.mark.parametrize(("layout", "count"), [("solo", 1), ("pipeline_2", 2), ("mixed_2x2", 4)])
 def test_answers_that_come_and_go_beside_each_other(
-    layout: str, count: int, tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+    layout: str,
+    count: int,
+    has_states: bool,
+    tmp_path: Path,
+    spec: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who is alone has guesses, until another one comes."""
     asks: list[tuple[int, Speculation]] = [
@@ -101,7 +107,7 @@ def test_answers_that_come_and_go_beside_each_other(
     async def main() -> None:
         made = answers(spec, monkeypatch, asks)
         async with null_peers(tmp_path, count) as daemons:
-            model = await load(daemons, layout, LIMITS, Owner(), tmp_path)
+            model = await load(daemons, layout, LIMITS, Owner(), tmp_path, has_states=has_states)
             for number, (answer, _sink, _tokens) in enumerate(made):
                 model.submit(answer)
                 await until_it_has(answer, 12 * ((number + 1) % 3))
@@ -137,9 +143,14 @@ class Until(Results):
         return False
 
 
+@pytest.mark.parametrize("has_states", [False, True])
 @pytest.mark.parametrize("layout", ["solo", "pipeline_2", "pipeline_3"])
 def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
-    layout: str, tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+    layout: str,
+    has_states: bool,
+    tmp_path: Path,
+    spec: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On one device, after one of several is lost; others have come before that."""
     again: list[Step] = []
@@ -155,7 +166,9 @@ def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
         first, count = made[0][0], int(layout[-1]) if layout[-1].isdigit() else 1
         async with null_peers(tmp_path, 3) as daemons:
             owner = Owner()
-            model = await load(daemons[:count], layout, LIMITS, owner, tmp_path)
+            model = await load(
+                daemons[:count], layout, LIMITS, owner, tmp_path, has_states=has_states
+            )
 
             def others_come() -> None:
                 for answer, _sink, _tokens in made[1:]:
@@ -171,7 +184,9 @@ def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
             assert len(owner.unfinished) == len(made)
             together = {each for span in first.together for each in range(*span)}
             assert together
-            model = await load(daemons[-1:], "solo", LIMITS, Owner(), tmp_path)
+            model = await load(
+                daemons[-1:], "solo", LIMITS, Owner(), tmp_path, has_states=has_states
+            )
             for answer in owner.unfinished:
                 model.submit(answer)
             async with asyncio.timeout(PATIENCE_S):

@@ -28,6 +28,7 @@ def scheduler(
     rows_agree: bool = False,
     batches_agree: bool = False,
     drafts: int = 0,
+    rewinds: bool = False,
 ) -> Steps:
     return Steps(
         Residency(
@@ -45,6 +46,7 @@ def scheduler(
         rows_agree=rows_agree,
         batches_agree=batches_agree,
         drafts=drafts,
+        rewinds=rewinds,
         memory_tokens=capacity,
     )
 
@@ -180,6 +182,61 @@ def test_guesses_are_repeated_in_steps_of_an_even_number_of_rows() -> None:
         (False, 1, 9, (55, 56), 0),
         (True, 0, 10, (56,), 0),
         (False, 0, 11, (57,), 1),
+    ]
+
+
+def test_after_a_wrong_guess_states_are_those_before_it() -> None:
+    """Right tokens are computed again, alone, before the answer goes on beside another."""
+    steps = scheduler(drafts=7, rewinds=True)
+    steps.add("a", [1, 2], new_tokens=20, speculate="auto")
+    steps.decide()
+    steps.answer([50], last=False)
+    steps.answer([51, 52, 53], drafted=5, last=False)  # from position 2, where it stays
+    steps.add("b", [7, 8], new_tokens=9)
+    assert steps.decide().yields
+    steps.answer([54, 55], drafted=3)
+    step = steps.decide().step
+    assert shown(step) == ([("a", 2, (50, 51, 52, 53, 54, 55), 1)], 1)
+    assert step is not None
+    assert step.drafts
+    steps.answer([60])  # of b's prompt, which came first
+    steps.answer([56])
+    assert shown(steps.decide().step) == ([("a", 8, (56,), 1), ("b", 2, (60,), 1)], 8)
+    assert steps.work.accepted_tokens == 3
+
+
+def test_where_the_rows_would_be_odd_a_token_stands_for_a_guess() -> None:
+    steps = scheduler(drafts=7, rewinds=True)
+    steps.add("a", [1, 2], new_tokens=20, speculate="auto")
+    steps.decide()
+    steps.answer([50], last=False)
+    steps.answer([51, 52], drafted=3)
+    assert shown(steps.decide().step) == ([("a", 2, (50, 51, 52, 52), 2)], 17)
+    steps.answer([53], drafted=1, last=True)
+    assert shown(steps.decide().step) == ([("a", 2, (50, 51, 52, 53), 1)], 16)
+    answer(steps, [54], end="stop")
+    assert steps.decide().finish == ("a",)
+
+
+def test_states_are_repeated_without_a_spare_row() -> None:
+    """The last of an odd number was behind: it is computed with the next token."""
+    steps = scheduler(drafts=7, rewinds=True)
+    steps.add(
+        "a", [1, 2, 3, 4], answer=[50, 51, 52, 53, 54, 55], together=((4, 9),),
+        new_tokens=4, speculate="auto",
+    )  # fmt: skip
+    seen = []
+    for tokens in ([], [], [70], [71]):
+        step = steps.decide().step
+        assert step is not None
+        (entry,) = step.entries
+        seen.append((step.singly, step.spare, entry.position, entry.tokens, entry.logit_rows))
+        steps.answer(tokens, together=bool(tokens))
+    assert seen == [
+        (False, 0, 0, (1, 2, 3, 4), 0),
+        (False, 0, 4, (50, 51, 52, 53), 0),
+        (False, 0, 8, (54, 55), 1),
+        (False, 0, 10, (70, 70), 2),
     ]
 
 
