@@ -10,10 +10,12 @@ import numpy as np
 
 from edge.backends.onnx.runtime import ort
 from edge.kernels.onnx_graph import OnnxGraph
+from edge.protocol.step import MOST_DRAFTED
 from edge.system.heap import release_freed_memory
 
-_FEW_ROWS = 8
-"""Rows below which the blocks of all step sizes together are small."""
+_FEW_ROWS = 2 + MOST_DRAFTED
+"""Rows below which the blocks of all step sizes together are small. Steps with guesses are among
+them, and their sizes change all the time."""
 
 
 def make_arena() -> None:

@@ -98,168 +98,41 @@ def on_step(*answers: Frame) -> Behaviour:
 
 ROWS = np.zeros((3, VOCAB), np.float32).tobytes()
 
+MISSING = "missing"
+
+
+def told(**changed: object) -> Frame:
+    """A report of one token, but for these fields."""
+    fields: dict[str, object] = {
+        "tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0,
+        "together": False,
+    }  # fmt: skip
+    fields |= changed
+    return Frame("tokens", {name: each for name, each in fields.items() if each is not MISSING})
+
 
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame(
-            "tokens",
-            {
-                "tokens": [VOCAB],
-                "ends": [None],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [-1],
-                "ends": [None],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": ["5"],
-                "ends": [None],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [5, 6],
-                "ends": [None, None],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [],
-                "ends": [],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": 5,
-                "ends": [None],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [5],
-                "ends": [None],
-                "last": "yes",
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens", {"tokens": [5], "ends": [None], "last": True, "drafted": 0, "together": False}
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [5],
-                "ends": [None],
-                "last": True,
-                "chosen_s": -1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [5],
-                "ends": [None],
-                "last": True,
-                "chosen_s": 1e300,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [5],
-                "ends": [None],
-                "last": True,
-                "chosen_s": "now",
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {"tokens": [5], "ends": [None], "chosen_s": 1.0, "drafted": 0, "together": False},
-        ),
-        Frame("tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0}),
-        Frame(
-            "tokens", {"tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 1}
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [5],
-                "ends": [],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [5],
-                "ends": ["late"],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {
-                "tokens": [5],
-                "ends": [[]],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
-        Frame(
-            "tokens",
-            {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0, "together": False},
-        ),
+        told(tokens=[VOCAB]),
+        told(tokens=[-1]),
+        told(tokens=["5"]),
+        told(tokens=[5, 6], ends=[None, None]),
+        told(tokens=[], ends=[]),
+        told(tokens=5),
+        told(last="yes"),
+        told(chosen_s=MISSING),
+        told(chosen_s=-1.0),
+        told(chosen_s=1e300),
+        told(chosen_s="now"),
+        told(last=MISSING),
+        told(drafted=MISSING),
+        told(drafted=1, together=True),
+        told(together=True),
+        told(ends=[]),
+        told(ends=["late"]),
+        told(ends=[[]]),
+        told(ends=MISSING),
         Frame("tokens"),
         Frame(
             "tokens",
@@ -274,9 +147,7 @@ ROWS = np.zeros((3, VOCAB), np.float32).tobytes()
             write_logprobs([Logprobs(logprob=-1.0, top=())]),
         ),
         Frame("logits", {}, ROWS),
-        Frame(
-            "poem", {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0, "together": False}
-        ),
+        Frame("poem", {"tokens": [5], "last": True, "chosen_s": 1.0, "drafted": 0}),
     ],
     ids=lambda frame: f"{frame.kind} {dict(frame.header)}",
 )
@@ -289,10 +160,7 @@ def test_tokens_that_cannot_be(answer: Frame) -> None:
     assert results.tokens == []
 
 
-NO_TOKENS = Frame(
-    "tokens",
-    {"tokens": [], "ends": [], "last": True, "chosen_s": 1.0, "drafted": 0, "together": False},
-)
+NO_TOKENS = told(tokens=[], ends=[])
 
 
 def test_reports_of_another_kind_than_the_step() -> None:
@@ -305,7 +173,7 @@ def test_reports_of_another_kind_than_the_step() -> None:
 
 def test_more_reports_than_a_run_has_tokens() -> None:
     """The prompt and 5 new tokens are one run of 5; its end is never told."""
-    token = Frame("tokens", {"tokens": [5], "ends": [None], "last": False, "chosen_s": 1.0})
+    token = told(last=False)
     results = asyncio.run(run(on_step(*[token] * 9)))
     assert len(results.tokens) <= 5
     assert "sent a malformed 'tokens'" in str(results.errors[0])
@@ -319,17 +187,7 @@ def test_a_token_outside_the_vocabulary_of_an_answer_that_was_cancelled() -> Non
 
 
 def test_more_answers_than_steps() -> None:
-    fine = Frame(
-        "tokens",
-        {
-            "tokens": [5],
-            "ends": [None],
-            "last": True,
-            "chosen_s": 1.0,
-            "drafted": 0,
-            "together": False,
-        },
-    )
+    fine = told()
     results = asyncio.run(run(on_step(fine, fine, fine)))
     assert results.tokens[0] == 5
     assert "odd" in str(results.errors[0])
@@ -374,6 +232,7 @@ async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeEr
                 "last": True,
                 "chosen_s": 1.0,
                 "drafted": 0,
+                "together": False,
             }
             await channel.send(Frame("tokens", header))
 
@@ -426,17 +285,7 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(
 @pytest.mark.parametrize(
     "answer",
     [
-        Frame(
-            "tokens",
-            {
-                "tokens": [],
-                "ends": [],
-                "last": True,
-                "chosen_s": 1.0,
-                "drafted": 0,
-                "together": False,
-            },
-        ),
+        told(tokens=[], ends=[]),
         Frame("logits"),
     ],
     ids=["tokens", "logits"],
@@ -524,15 +373,7 @@ def test_an_event_that_breaks_its_reader_ends_the_connection() -> None:
     ids=["none", "too few", "outside the vocabulary", "of two tokens"],
 )
 def test_logprobs_that_were_not_asked_for(logprobs: list[Logprobs | None]) -> None:
-    header = {
-        "tokens": [5],
-        "ends": [None],
-        "last": True,
-        "chosen_s": 1.0,
-        "drafted": 0,
-        "together": False,
-    }
-    answer = Frame("tokens", header, write_logprobs(logprobs))
+    answer = Frame("tokens", told().header, write_logprobs(logprobs))
     results = asyncio.run(run(on_step(answer), logprobs=2))
     (error,) = results.errors
     assert "sent a malformed" in str(error)
