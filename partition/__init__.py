@@ -5,6 +5,7 @@ always give the same plan. The package knows nothing of sockets, tensors or file
 standard library, and HiGHS to place whole experts.
 """
 
+from edge.partition.cost.drafts import Guessing, draft_length, guessing
 from edge.partition.cost.estimate import Estimate, estimate
 from edge.partition.cost.message_times import check_links
 from edge.partition.cost.terms import Term
@@ -52,6 +53,7 @@ __all__ = [
     "CrowdSpec",
     "DeviceSpec",
     "Estimate",
+    "Guessing",
     "HeldLayers",
     "LayerFacts",
     "LayerSlice",
@@ -81,7 +83,9 @@ __all__ = [
     "choose",
     "describe",
     "describe_plan_in_words",
+    "draft_length",
     "estimate",
+    "guessing",
     "join",
     "kv_heads",
     "memory_use",

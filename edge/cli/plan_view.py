@@ -14,6 +14,7 @@ from edge.host.free_memory import format_size
 from edge.partition import (
     CapacityError,
     Estimate,
+    Guessing,
     HeldLayers,
     Plan,
     PlanRow,
@@ -187,6 +188,7 @@ def plan_as_json(proposal: Proposal, *, explain: bool) -> dict[str, Any]:
             dataclasses.asdict(term)
             for term in (choice.predicted.terms if choice.predicted else ())
         ]
+        value["with_guesses"] = [dataclasses.asdict(each) for each in _guessing(proposal)]
         value["runners_up"] = [
             {
                 "plan": plan.to_json(),
@@ -309,6 +311,23 @@ def _explain(console: Console, proposal: Proposal) -> None:
         console.print(
             make_table(choice.runners_up, plans, title="the next best plans", right=right)
         )
+    guesses: Columns[Guessing] = {
+        "right guesses": lambda each: f"{each.right:.0%}",
+        "guesses in a step": lambda each: str(each.drafted),
+        "tokens per pass": lambda each: f"{each.tokens_per_pass:.1f}",
+        "tok/s": lambda each: f"{each.tokens_per_s:.3g}",
+        "gain": lambda each: f"{each.tokens_per_s * token_s:.2f}",
+    }
+    console.print(make_table(_guessing(proposal), guesses, title="with --speculate", right=guesses))
+
+
+_SHARES = (0.5, 0.7, 0.9)
+"""Shares of right guesses for which the speed is shown."""
+
+
+def _guessing(proposal: Proposal) -> list[Guessing]:
+    found = (proposal.with_guesses(right) for right in _SHARES)
+    return [each for each in found if each is not None]
 
 
 _ROWS: Columns[PlanRow] = {

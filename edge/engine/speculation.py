@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.engine.drafter import Drafter
-from edge.protocol.step import MOST_DRAFTED, Speculation
+from edge.partition import draft_length
+from edge.protocol.step import Speculation
 
 _NEWEST = 0.2
 """Weight of the newest guess in the share of right ones."""
@@ -64,31 +65,6 @@ class StepSeconds:
             else (max(0.0, known[last] - known[first]) / (last - first))
         )
         return max(known[first] + slope * (rows - first), 0.5 * known[first])
-
-
-def draft_length(
-    right: float, seconds: StepSeconds, most: int, *, again: int = 0, rewinds: bool = False
-) -> int:
-    """The length, up to `most`, of the draft that gives the most tokens per second, of those that
-    make the number of rows even.
-
-    right: chance of a guess whose predecessors are right. again: rows before it that are computed
-    again. rewinds: after a wrong guess, the right rows are computed again.
-    """
-    shortest = 1 - again % 2
-    best, most_per_s = shortest, 0.0
-    expected, rows_again, row_s = 1.0, 0.0, 0.0
-    if rewinds:
-        row_s = (seconds.of(1 + MOST_DRAFTED) - seconds.of(2)) / (MOST_DRAFTED - 1)
-    for length in range(max(shortest, most) + 1):
-        if length:
-            rows_again += right ** (length - 1) * (1 - right) * (again + length)
-            expected += right**length
-        if length % 2 == shortest:
-            taken_s = seconds.of(again + 1 + length) + row_s * rows_again
-            if expected / taken_s > most_per_s:
-                best, most_per_s = length, expected / taken_s
-    return best
 
 
 @dataclass(slots=True)
@@ -161,7 +137,7 @@ class Speculator:
         if answer.is_paired and most > 0:
             guesses = answer.drafter.propose(request, tokens, len(tokens), most)
         length = draft_length(
-            answer.right, self.seconds, len(guesses), again=again, rewinds=self._rewinds
+            answer.right, self.seconds.of, len(guesses), again=again, rewinds=self._rewinds
         )
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
 

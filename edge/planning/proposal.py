@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edge import partition
 from edge.errors import CapacityError, PlanError, RequestError
@@ -13,6 +13,7 @@ from edge.partition import (
     Choice,
     ClusterSpec,
     Estimate,
+    Guessing,
     ModelFacts,
     Plan,
     PlanRow,
@@ -26,7 +27,7 @@ from edge.planning.nothing_fits import layers_and_speed, nothing_fits
 from edge.planning.rate_words import rate_in_words
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.peer_info import PeerInfo
-from edge.protocol.step import StepLimits
+from edge.protocol.step import MOST_DRAFTED, StepLimits
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
@@ -152,6 +153,24 @@ class Proposal:
             return None
         return partition.estimate(
             self.plan, self.model, self.cluster, workload, chunk_tokens=self.limits.chunk_tokens
+        )
+
+    def with_guesses(self, right: float) -> Guessing | None:
+        """Predicted speed of a request that is alone, with guesses: see `speculate` of
+        `LoadOptions`. None where a device was not measured.
+
+        right: chance of a guess whose predecessors are right, 0 to 1.
+        """
+        if self.choice.predicted is None:
+            return None
+        return partition.guessing(
+            self.plan,
+            self.model,
+            self.cluster,
+            replace(self.workload, concurrency=1),
+            right=right,
+            most=MOST_DRAFTED,
+            rewinds=any(kind.state_bytes for kind in self.model.kinds),
         )
 
     def expected_steps(self, context_tokens: int) -> dict[str, ExpectedStep]:

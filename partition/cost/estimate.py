@@ -67,20 +67,9 @@ def estimate(
 
     PlanError when the plan is not for this model and cluster, or a device of it has no rates.
     """
-    plan.validate(model, cluster, is_repaired=True)
-    unmeasured = [device.name for device in map(cluster.device, plan.devices) if not device.rates]
-    if unmeasured:
-        raise PlanError(
-            [f"Device {name!r} has not been measured, so no speed is known." for name in unmeasured]
-        )
-    use = memory_use(plan, model, workload)
-    decoding = while_decoding(plan, use, model, cluster, workload)
-    view = _View(decoding, model, cluster)
+    _check(plan, model, cluster)
     decode = decode_phase(workload)
-    decoding_use = use if decoding is plan else memory_use(decoding, model, workload)
-    waits = waits_for_disk(decoding, cluster, decoding_use, view.stage_seconds(decode))
-    loads = view.loads(waits, loads_of(decoding, cluster, decoding_use))
-    terms = merged([*view.steps(decode), *loads, *view.outside_stages(decode)])
+    view, terms = _decode_step(plan, model, cluster, workload, decode)
     token_s = sum(term.seconds for term in terms)
     chunk, num_chunks = chunk_phase(workload, chunk_tokens)
     stages_s = view.stage_seconds(chunk)
@@ -115,6 +104,43 @@ def estimate(
             workload.concurrency / (token_s + fast_s) if token_s else float("inf"),
         ),
     )
+
+
+def step_s(
+    plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload, *, rows: int
+) -> float:
+    """Seconds of a decoding step of `rows` tokens of one request, with logits of each. Raises as
+    `estimate`."""
+    _check(plan, model, cluster)
+    phase = replace(decode_phase(workload), rows=rows, head_rows=rows)
+    _view, terms = _decode_step(plan, model, cluster, workload, phase)
+    return sum(term.seconds for term in terms)
+
+
+def _check(plan: Plan, model: ModelFacts, cluster: ClusterSpec) -> None:
+    plan.validate(model, cluster, is_repaired=True)
+    unmeasured = [device.name for device in map(cluster.device, plan.devices) if not device.rates]
+    if unmeasured:
+        raise PlanError(
+            [f"Device {name!r} has not been measured, so no speed is known." for name in unmeasured]
+        )
+
+
+def _decode_step(
+    plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload, phase: Phase
+) -> "tuple[_View, tuple[Term, ...]]":
+    """The terms of a decoding step, with the layers that such steps read from disk."""
+    use = memory_use(plan, model, workload)
+    decoding = while_decoding(plan, use, model, cluster, workload)
+    view = _View(decoding, model, cluster)
+    if phase.rows > workload.concurrency:  # a step reads the experts of all its rows
+        workload = replace(workload, concurrency=round(phase.rows), expert_hits=None)
+        use = memory_use(decoding, model, workload)
+    elif decoding is not plan:
+        use = memory_use(decoding, model, workload)
+    waits = waits_for_disk(decoding, cluster, use, view.stage_seconds(phase))
+    loads = view.loads(waits, loads_of(decoding, cluster, use))
+    return view, merged([*view.steps(phase), *loads, *view.outside_stages(phase)])
 
 
 class _View:

@@ -154,8 +154,13 @@ def test_other_plans_are_shown_with_the_spread_of_their_rates(
     solo = Solo(device="a", name="a", estimate=other)
     made = replace(made, choice=replace(made.choice, runners_up=((alone(8), other),), solo=solo))
     show_plan(made, title="t", unchanged=None, explain=True)
-    assert "57–62" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "57–62" in shown
+    assert "right guesses" in shown
     value = plan_as_json(made, explain=True)
+    assert [each["right"] for each in value["with_guesses"]] == [0.5, 0.7, 0.9]
+    rates = [each["tokens_per_s"] for each in value["with_guesses"]]
+    assert rates == sorted(rates)
     assert value["runners_up"][0]["predicted"]["tokens_per_s_range"] == [57.2, 62.4]
     assert value["solo"]["tokens_per_s"] == 59.61
     assert value["solo"]["tokens_per_s_range"] == [57.2, 62.4]

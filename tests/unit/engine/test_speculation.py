@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from edge.engine.drafter import SuffixLookup
-from edge.engine.speculation import Speculator, StepSeconds, draft_length
+from edge.engine.speculation import Speculator, StepSeconds
+from edge.partition import draft_length
 from edge.protocol.step import MOST_DRAFTED, Speculation
 
 
@@ -99,9 +100,9 @@ def test_a_slow_step_is_an_outlier() -> None:
 def test_the_length_gives_the_most_tokens_per_second(
     right: float, seconds: dict[int, float], expected: int
 ) -> None:
-    assert draft_length(right, timed(seconds), MOST_DRAFTED) == expected
-    assert draft_length(right, timed(seconds), min(expected, 3)) == min(expected, 3)
-    assert draft_length(right, timed(seconds), 0) == 1, "a draft makes a step even"
+    assert draft_length(right, timed(seconds).of, MOST_DRAFTED) == expected
+    assert draft_length(right, timed(seconds).of, min(expected, 3)) == min(expected, 3)
+    assert draft_length(right, timed(seconds).of, 0) == 1, "a draft makes a step even"
 
 
 PROSE = random.Random(5).sample(range(5000), 400)
