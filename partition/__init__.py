@@ -6,7 +6,7 @@ standard library, and HiGHS to place whole experts.
 """
 
 from edge.partition.cost.drafts import Guessing, draft_length, guessing
-from edge.partition.cost.estimate import Estimate, estimate
+from edge.partition.cost.estimate import Estimate, estimate, step_s
 from edge.partition.cost.message_times import check_links
 from edge.partition.cost.terms import Term
 from edge.partition.errors import CapacityError, PartitionError, PlanError, Shortage
@@ -91,6 +91,7 @@ __all__ = [
     "memory_use",
     "repair",
     "split_by_shares",
+    "step_s",
     "weight_tiers",
     "what_if",
     "whole_shard",

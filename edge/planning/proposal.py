@@ -173,6 +173,19 @@ class Proposal:
             rewinds=any(kind.state_bytes for kind in self.model.kinds),
         )
 
+    def step_s(self, rows: float, *, prompt_tokens: int, output_tokens: int) -> float | None:
+        """Predicted seconds of a step that verifies a draft, half-way through an answer of this
+        size: of so many rows (tokens) of a request that is alone. None where a device was not
+        measured."""
+        if self.choice.predicted is None:
+            return None
+        alone = Workload(
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            reserved_tokens=self.workload.cached_tokens,
+        )
+        return partition.step_s(self.plan, self.model, self.cluster, alone, rows=rows)
+
     def expected_steps(self, context_tokens: int) -> dict[str, ExpectedStep]:
         """Predicted compute time of a token of one request, by device id.
 

@@ -14,6 +14,7 @@ from edge.answers.text import FEWEST_TOKENS_OF_A_RATE
 from edge.option_fields import option
 from edge.partition import Estimate
 from edge.planning.drift import Drift
+from edge.planning.proposal import Proposal
 from edge.protocol.step import Speculation
 from edge.protocol.step_times import PeerTimes, StepTimes
 
@@ -95,6 +96,8 @@ class Speculated:
     off_tokens_per_s: Spread
     tokens_per_s: Spread
     tokens_per_pass: float
+    predicted_tokens_per_s: float | None
+    """For so many tokens and rows per pass; None where a device was not measured."""
     """With guesses; the mean of all answers."""
 
 
@@ -260,12 +263,19 @@ def run_benchmark(
 
 
 def compare_speculation(
-    model: TimedModel, options: BenchmarkOptions, speculate: Speculation
+    model: TimedModel,
+    options: BenchmarkOptions,
+    speculate: Speculation,
+    *,
+    proposal: Proposal,
 ) -> Speculated:
-    """Answer prompts that repeat some random tokens again and again, each of them twice."""
+    """Answer prompts that repeat some random tokens again and again, each of them twice.
+
+    proposal: of the model's plan.
+    """
     generator = np.random.default_rng()
     rates: dict[Speculation, list[float]] = {"off": [], speculate: []}
-    per_pass = []
+    passes: list[tuple[float, float]] = []
     for number in range(options.warm_ups + options.repeats):
         some = generator.integers(model.vocab_size, size=_REPEATED_TOKENS).tolist()
         prompt = (some * options.prompt_tokens)[: options.prompt_tokens]
@@ -275,11 +285,20 @@ def compare_speculation(
             )
             if number >= options.warm_ups:
                 found.append(reply.tokens_per_s)
-                per_pass += [reply.statistics.get("tokens_per_pass", 1.0)] * (kind != "off")
+                if kind != "off":
+                    figures = reply.statistics
+                    each = figures.get("tokens_per_pass", 1.0)
+                    rows = 1 + figures.get("drafted_tokens", 0) * each / options.new_tokens
+                    passes.append((each, rows))
+    per_pass, rows_per_pass = np.mean(passes, axis=0).tolist()
+    pass_s = proposal.step_s(
+        rows_per_pass, prompt_tokens=options.prompt_tokens, output_tokens=options.new_tokens
+    )
     return Speculated(
         off_tokens_per_s=Spread.of(rates["off"]),
         tokens_per_s=Spread.of(rates[speculate]),
-        tokens_per_pass=float(np.mean(per_pass)),
+        tokens_per_pass=per_pass,
+        predicted_tokens_per_s=per_pass / pass_s if pass_s else None,
     )
 
 

@@ -14,7 +14,15 @@ from edge.partition.cost.contention import shares_host
 from edge.partition.cost.expert_load import chances_held, expected_slowest, load
 from edge.partition.cost.message_times import Network
 from edge.partition.cost.overlap import stage_sum_s
-from edge.partition.cost.pace import CHUNK_TOKENS, Pace, Phase, Segment, chunk_phase, decode_phase
+from edge.partition.cost.pace import (
+    CHUNK_TOKENS,
+    Pace,
+    Phase,
+    Segment,
+    chunk_phase,
+    decode_phase,
+    draft_phase,
+)
 from edge.partition.cost.terms import Kind, Term, in_words, merged
 from edge.partition.errors import PlanError
 from edge.partition.fit.memory import memory_use
@@ -107,13 +115,12 @@ def estimate(
 
 
 def step_s(
-    plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload, *, rows: int
+    plan: Plan, model: ModelFacts, cluster: ClusterSpec, workload: Workload, *, rows: float
 ) -> float:
     """Seconds of a decoding step of `rows` tokens of one request, with logits of each. Raises as
     `estimate`."""
     _check(plan, model, cluster)
-    phase = replace(decode_phase(workload), rows=rows, head_rows=rows)
-    _view, terms = _decode_step(plan, model, cluster, workload, phase)
+    _view, terms = _decode_step(plan, model, cluster, workload, draft_phase(workload, rows))
     return sum(term.seconds for term in terms)
 
 

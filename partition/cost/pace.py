@@ -31,6 +31,8 @@ class Phase:
     """Tokens whose logits are computed."""
     overlaps: bool
     """Whether stages compute different steps at the same time."""
+    is_draft: bool = False
+    """Whether the rows are tokens of one request, whose keys and values are read once."""
     in_halves: bool = False
     """Whether a split stage computes one half of the tokens while it sums the other half."""
 
@@ -40,6 +42,12 @@ def decode_phase(workload: Workload) -> Phase:
     rows = workload.concurrency
     context = workload.prompt_tokens + workload.output_tokens / 2
     return Phase(rows=rows, context_tokens=context, head_rows=rows, overlaps=False)
+
+
+def draft_phase(workload: Workload, rows: float) -> Phase:
+    """A step of `rows` rows that verifies a draft, half-way through an answer."""
+    phase = decode_phase(workload)
+    return replace(phase, rows=rows, head_rows=rows, is_draft=rows > 1)
 
 
 def chunk_phase(workload: Workload, chunk_tokens: int) -> tuple[Phase, int]:
@@ -110,11 +118,16 @@ class Pace:
             alone_s = rates.weights_s(rows, shared=False)
             return whole_s * (rates.slice_weights_s(rows) / alone_s if is_slice and alone_s else 1)
 
+        attention_s = (
+            rates.attention_draft_s(phase.rows)
+            if phase.is_draft
+            else rates.attention_step_s(phase.rows)
+        )
         attention_slice_s, feed_forward_slice_s = rates.slice_fixed_s(phase.rows)
         return cls(
             weight_s=weight_s(phase.rows, is_slice=in_stage > 1),
             head_weight_s=weight_s(phase.head_rows, is_slice=True),
-            attention_s=rates.attention_step_s(phase.rows) * phase.context_tokens,
+            attention_s=attention_s * phase.context_tokens,
             run_s=rates.run_s,
             attention_run_s=rates.run_s + attention_slice_s,
             feed_forward_run_s=rates.run_s + feed_forward_slice_s,

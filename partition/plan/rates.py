@@ -116,6 +116,11 @@ class ComputeRates:
             between(self.rows, self.feed_forward_slice_s, rows),
         )
 
+    def attention_draft_s(self, rows: float) -> float:
+        """The same of a step whose rows are one request's. Each row but the first takes what it
+        takes in the longest step measured, a chunk of a prompt: keys and values are read once."""
+        return self.attention_s[0] + (rows - 1) * self.attention_s[-1]
+
     def attention_step_s(self, rows: float) -> float:
         """Seconds per cached token and query head in a step of `rows` rows (at least 1)."""
         times = [each * count for each, count in zip(self.attention_s, self.rows, strict=True)]

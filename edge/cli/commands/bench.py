@@ -92,7 +92,7 @@ def command(
         measured = run_benchmark(loaded, wanted, memory_rates=rates)
         guessed = None
         if speculate != "off":
-            guessed = compare_speculation(loaded, wanted, speculate)
+            guessed = compare_speculation(loaded, wanted, speculate, proposal=loaded.proposal)
         comparison: Comparison | None = None
         if gguf is not None:
             with Llama(
@@ -125,9 +125,11 @@ def command(
         if comparison is not None:
             _show_comparison(comparison)
         if guessed is not None:
+            said = guessed.predicted_tokens_per_s
             click.echo(
                 f"repeating text: {guessed.off_tokens_per_s.p50:.1f} tok/s, and with guesses "
-                f"{guessed.tokens_per_s.p50:.1f} ({guessed.tokens_per_pass:.1f} tokens per pass)"
+                f"{guessed.tokens_per_s.p50:.1f} ({guessed.tokens_per_pass:.1f} tokens per pass"
+                + (f", for which {said:.1f} tok/s were predicted)" if said else ")")
             )
 
 

@@ -32,6 +32,13 @@ def test_a_step_of_one_row_takes_what_a_token_takes() -> None:
     assert step_s(ALONE, MODEL, near, WORKLOAD, rows=6) == pytest.approx(480 * 1.5)
 
 
+def test_keys_and_values_are_read_once_for_all_rows_of_a_draft() -> None:
+    """Each further row takes what a row of a chunk does: 12 heads, 6 cached tokens."""
+    rates = replace(RATES, attention_s=(4.0, 0.5))
+    rows = [step_s(ALONE, MODEL, cluster(each), WORKLOAD, rows=3) for each in (RATES, rates)]
+    assert rows[1] - rows[0] == pytest.approx(12 * 6 * (4.0 + 2 * 0.5))
+
+
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.9])
 def test_the_gain_follows_from_the_share_of_right_guesses(right: float) -> None:
     found = guessed(ALONE, cluster(RATES), right)
