@@ -65,7 +65,10 @@ def screen(before: Json | None, now: Json) -> Group:
         f"{_predicted(now['predicted'])} predicted, one alone; "
         f"{_count(now['answers'])}"
     )
-    parts: list[RenderableType] = [Text(title, style="bold"), Text(figures), _devices(before, now)]
+    parts: list[RenderableType] = [Text(title, style="bold"), Text(figures)]
+    if now["guesses"]["steps"]:
+        parts.append(Text(_guesses(now["guesses"])))
+    parts.append(_devices(before, now))
     if now["replies"]:
         parts.append(make_table(now["replies"][:_MOST_ROWS], _ANSWERS, right=_ANSWERS))
     if now["spares"]:
@@ -76,6 +79,15 @@ def screen(before: Json | None, now: Json) -> Group:
         parts.append(Text(f"Not needed now: {', '.join(spares)}"))
     parts += map(Text, _events(now)[-_MOST_ROWS:])
     return Group(*parts)
+
+
+def _guesses(guesses: Json) -> str:
+    drafted, right = int(guesses["drafted_tokens"]), int(guesses["accepted_tokens"])
+    per_pass = 1 + right / guesses["steps"]
+    return (
+        f"{right:,} of {drafted:,} guessed tokens were right: {per_pass:.1f} tokens for each pass "
+        "with guesses"
+    )
 
 
 def _events(view: Json) -> list[str]:

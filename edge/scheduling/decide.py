@@ -167,6 +167,7 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         steps=int(not last),
         drafted_tokens=answered.drafted,
         accepted_tokens=len(tokens) - 1 if answered.drafted else 0,
+        draft_steps=int(answered.drafted > 0),
     )
     if (entry := state.active.get(step.entries[0].request)) is not None and state.limits.rewinds:
         is_right = len(tokens) > answered.drafted

@@ -101,11 +101,14 @@ class Work:
     """Tokens of drafts that steps verified."""
     accepted_tokens: int = 0
     """Tokens of drafts that were right."""
+    draft_steps: int = 0
+    """Steps that verified a draft."""
 
     def __add__(self, other: Work) -> Work:
         return Work(
             drafted_tokens=self.drafted_tokens + other.drafted_tokens,
             accepted_tokens=self.accepted_tokens + other.accepted_tokens,
+            draft_steps=self.draft_steps + other.draft_steps,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
             answer_tokens=self.answer_tokens + other.answer_tokens,
             steps=self.steps + other.steps,

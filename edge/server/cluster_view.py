@@ -71,7 +71,8 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
     their health; `decode`, the seconds of each part of their steps so far; and `tiers`, the bytes
     outside their memory now, and of cached prefixes; null if unknown. spares: peers without a part.
     answers: number under way or waiting; replies: those that have begun. measured: the rate of the
-    last reply of 8 tokens or more. recoveries: after losses and joins, the first one first.
+    last reply of 8 tokens or more. guesses: of all answers since the load, and the steps that
+    verified them. recoveries: after losses and joins, the first one first.
     returns: peers that answer again, each with the number of recoveries before. Counters
     (new_tokens, decode) only grow while `loads` is the same; `at_s` is when they were read.
     """
@@ -118,6 +119,11 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
         "replies": metrics.under_way(),
         "new_tokens": metrics.new_tokens,
         "measured": {"tokens_per_s": metrics.last_tokens_per_s},
+        "guesses": {
+            "drafted_tokens": model.work.drafted_tokens,
+            "accepted_tokens": model.work.accepted_tokens,
+            "steps": model.work.draft_steps,
+        },
     }
 
 

@@ -72,6 +72,12 @@ class Metrics:
             ["model"],
             registry=self._registry,
         )
+        self._draft_steps = Counter(
+            "edge_draft_steps",
+            "Steps that verified guessed tokens",
+            ["model"],
+            registry=self._registry,
+        )
         self._seen: dict[str, Work] = {}
         """Work of each model at the last call of `note_work`."""
         self.new_tokens = 0
@@ -101,6 +107,7 @@ class Metrics:
         self._steps.labels(name).inc(work.steps - seen.steps)
         self._drafted.labels(name).inc(work.drafted_tokens - seen.drafted_tokens)
         self._accepted.labels(name).inc(work.accepted_tokens - seen.accepted_tokens)
+        self._draft_steps.labels(name).inc(work.draft_steps - seen.draft_steps)
 
     def under_way(self) -> list[dict[str, float]]:
         """Age and tokens of each reply that has begun and not ended, the oldest first."""

@@ -79,6 +79,7 @@ function show(view) {
   at("measured").textContent = rate(view.measured.tokens_per_s);
   at("predicted").textContent = view.predicted ? predictedRate(view.predicted) : "–";
   at("answers").textContent = view.answers;
+  at("guesses").textContent = guesses(view.guesses);
   const most = Math.max(1, ...rates);
   at("spark").firstElementChild.setAttribute("points", rates
     .map((each, number) => `${KEPT - rates.length + number},${31 - (30 * each) / most}`).join(" "));
@@ -92,6 +93,12 @@ function show(view) {
   const spares = view.spares.filter((each) => each.free_bytes !== null);
   offerDevices([...new Set([...view.devices, ...spares].map((each) => each.name))]);
   last = view;
+}
+
+function guesses({ drafted_tokens: drafted, accepted_tokens: right, steps }) {
+  return steps
+    ? `${right} of ${drafted} guessed tokens were right: ${(1 + right / steps).toFixed(1)} tokens for each pass with guesses.`
+    : "";
 }
 
 function spare({ health, free_bytes: free }) {

@@ -59,6 +59,7 @@ VIEW: dict[str, Any] = {
     ],
     "predicted": None,
     "measured": {"tokens_per_s": 41.25},
+    "guesses": {"drafted_tokens": 0, "accepted_tokens": 0, "steps": 0},
     "answers": 2,
     "replies": [{"age_s": 1.5, "prompt_tokens": 7, "new_tokens": 40}],
     "recoveries": [{"reason": "peer hall: it left", "pause_s": 0.7, "answers": 1}],
@@ -100,8 +101,11 @@ def test_where_the_time_of_a_step_goes() -> None:
 
 
 def test_a_screen_has_it_all_and_no_codes_of_a_terminal() -> None:
-    text = shown(VIEW, later())
+    assert "guessed" not in shown(VIEW, later())
+    guesses = {"drafted_tokens": 1200, "accepted_tokens": 800, "steps": 200}
+    text = shown(VIEW, later(guesses=guesses))
     for each in (
+        "800 of 1,200 guessed tokens were right: 5.0 tokens for each pass with guesses",
         *("llama", "answering", "50.0 tokens per second now", "41.2 measured", "– predicted"),
         *("attic", "0-11, 1 from its host, 2 from disk", "1.0 MiB", "10.0 ms: compute 100%"),
         *("2.0 MiB, 5.0 MiB on disk", "1.5 s", "40"),
