@@ -36,7 +36,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import SamplingTerms, Step
-from edge.protocol.step_times import ExpectedStep, StepTimes
+from edge.protocol.step_times import DRAFT_ROWS, ExpectedStep, StepTimes
 from edge.protocol.topology import Seat
 from edge.transport import Link
 from edge.transport.frame import Buffer
@@ -80,6 +80,9 @@ class ShardEngine:
             {"lookup": drafter or SuffixLookup()},
             has_experts=assignment.model.has_experts,
             rewinds=rewinds,
+            predicted=dict(
+                zip(DRAFT_ROWS, () if expected is None else expected.draft_steps_s, strict=False)
+            ),
         )
         self._runs = RunLoop(
             self.links,

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from edge.engine.drafter import Drafter
 from edge.partition import draft_length
 from edge.protocol.step import Speculation
@@ -32,9 +34,12 @@ _NEWEST_TIME, _MOST_SLOWER = 0.3, 2.0
 
 
 class StepSeconds:
-    """The time of decode steps by their rows: as measured, or by a line through the nearest two."""
+    """The time of decode steps by their rows: as measured; or as predicted, relative to the nearest
+    number of rows that was measured; or by a line through the nearest two."""
 
-    def __init__(self) -> None:
+    def __init__(self, predicted: Mapping[int, float] | None = None) -> None:
+        """predicted: by some numbers of rows, the smallest and the largest included."""
+        self._predicted = dict(predicted or {})
         self._known: dict[int, float] = {}
         self._begun: set[int] = set()
         """Rows of steps that were run once. The first takes longer: back ends prepare for it."""
@@ -53,6 +58,11 @@ class StepSeconds:
         known = self._known
         if rows in known:
             return known[rows]
+        if self._predicted:
+            if not known:
+                return self._as_predicted(rows)
+            nearest = min(known, key=lambda each: (abs(each - rows), each))
+            return known[nearest] * self._as_predicted(rows) / self._as_predicted(nearest)
         below = sorted(each for each in known if each < rows)[-2:]
         above = [min(each for each in known if each > rows)] if max(known, default=0) > rows else []
         near = (below + above)[-2:]
@@ -65,6 +75,9 @@ class StepSeconds:
             else (max(0.0, known[last] - known[first]) / (last - first))
         )
         return max(known[first] + slope * (rows - first), 0.5 * known[first])
+
+    def _as_predicted(self, rows: int) -> float:
+        return float(np.interp(rows, [*self._predicted], [*self._predicted.values()]))
 
 
 @dataclass(slots=True)
@@ -91,11 +104,13 @@ class Speculator:
         *,
         has_experts: bool = False,
         rewinds: bool = False,
+        predicted: Mapping[int, float] | None = None,
     ) -> None:
         """drafters: by the ways to speculate; "auto" drafts as "lookup" does. has_experts: rows of
-        a step may use other weights each. rewinds: see `draft_length`."""
+        a step may use other weights each. rewinds: see `draft_length`.
+        predicted: see `StepSeconds`."""
         self._rewinds = rewinds
-        self.seconds = StepSeconds()
+        self.seconds = StepSeconds(predicted)
         self._begins, self._ends = _PAYS_WITH_EXPERTS if has_experts else _PAYS
         self._drafters = drafters
         self._answers: dict[str, _Answer] = {}

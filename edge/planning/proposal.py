@@ -28,7 +28,7 @@ from edge.planning.rate_words import rate_in_words
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import MOST_DRAFTED, StepLimits
-from edge.protocol.step_times import ExpectedStep
+from edge.protocol.step_times import DRAFT_ROWS, ExpectedStep
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import in_words
@@ -197,9 +197,16 @@ class Proposal:
         if first is None or last is None:
             return {}
         last_s = dict(last.device_s)
+        steps_s = (self.step_s(rows, prompt_tokens=1, output_tokens=1) for rows in DRAFT_ROWS)
+        draft_steps_s = tuple(each for each in steps_s if each is not None)
         shards = Counter(shard.device for stage in self.plan.stages for shard in stage.shards)
         return {
-            device: ExpectedStep(first_s=first_s, last_s=last_s[device], tokens=context_tokens)
+            device: ExpectedStep(
+                first_s=first_s,
+                last_s=last_s[device],
+                tokens=context_tokens,
+                draft_steps_s=draft_steps_s,
+            )
             for device, first_s in first.device_s
             if shards[device] == 1 and first_s > 0
         }

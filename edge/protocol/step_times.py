@@ -5,6 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+DRAFT_ROWS = (1, 2, 4, 8, 16)
+"""Rows of steps with drafts whose time is predicted."""
 
 
 @dataclass(slots=True)
@@ -52,7 +58,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStep:
-    """Predicted compute seconds of a shard for one token of one request.
+    """Predicted compute seconds of a shard for one token of one request, and of whole steps.
 
     ValueError for values that are not above 0 and finite.
     """
@@ -62,9 +68,13 @@ class ExpectedStep:
     last_s: float
     """With `tokens` tokens cached."""
     tokens: int
+    draft_steps_s: Annotated[tuple[float, ...], Meta(max_length=len(DRAFT_ROWS))] = ()
+    """Of all devices and links of the plan together, for steps of `DRAFT_ROWS` rows of one
+    request."""
 
     def __post_init__(self) -> None:
-        if not (0 < self.first_s < math.inf and 0 < self.last_s < math.inf and self.tokens > 0):
+        times = (self.first_s, self.last_s, *self.draft_steps_s)
+        if not (all(0 < each < math.inf for each in times) and self.tokens > 0):
             raise ValueError("expected times and tokens must be finite and above 0")
 
     def at(self, position: int) -> float:

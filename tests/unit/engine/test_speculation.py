@@ -81,6 +81,20 @@ def test_the_time_of_a_step_that_was_not_timed_is_on_a_line() -> None:
     assert StepSeconds().of(4) > StepSeconds().of(2) > 0
 
 
+def test_what_was_predicted_counts_until_it_is_measured() -> None:
+    """Relative to what is known: over a slow link 16 rows take hardly longer than one."""
+    seconds = StepSeconds({1: 10.0, 4: 11.0, 16: 14.0})
+    assert seconds.of(4) == 11.0
+    assert seconds.of(10) == pytest.approx(12.5)
+    for _turn in range(2):
+        seconds.note(1, 20.0)
+    assert seconds.of(1) == 20.0
+    assert seconds.of(16) == pytest.approx(28.0)
+    for _turn in range(2):
+        seconds.note(16, 56.0)
+    assert seconds.of(10) == pytest.approx(56.0 * 12.5 / 14), "16 rows are nearer than one"
+
+
 def test_a_slow_step_is_an_outlier() -> None:
     seconds = timed({2: 1.0})
     seconds.note(2, 100.0)
