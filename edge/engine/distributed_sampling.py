@@ -99,6 +99,11 @@ class DistributedSampling:
         """Prompts whose prefix may come from a cache: see `recall`."""
         self._gathered: list[NDArray[np.float32]] = []
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has the whole vocabulary."""
+        return len(self._columns) == 1
+
     def begin(self, request: str, terms: SamplingTerms) -> None:
         """Add a request that wants tokens."""
         self._requests[request] = _Request(terms)
@@ -230,6 +235,12 @@ class DistributedSampling:
             if step.drafted and ends[-1] is not None:
                 break
         return ends
+
+    def known(self, step: Step) -> tuple[Sequence[int], SamplingTerms]:
+        """On the sampler: the tokens of the step's only request, guesses included, and its
+        terms."""
+        request = self._requests[step.entries[0].request]
+        return request.history, request.terms
 
     def settle(self, step: Step, tokens: Sequence[int]) -> tuple[Sequence[int], SamplingTerms]:
         """On the sampler: all tokens of the step's only request after it gave `tokens`, and its

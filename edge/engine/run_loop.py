@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import StageCompute, StageProgram, StepLogits
-from edge.engine.distributed_sampling import DistributedSampling
+from edge.engine.distributed_sampling import Chosen, DistributedSampling
+from edge.engine.draft_runs import DraftRuns
 from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
 from edge.protocol import messages
 from edge.protocol.frame_codec import Event
-from edge.protocol.step import Step
+from edge.protocol.step import FinishReason, Step
 
 END_OF_RUN = -1
 """Sent instead of a token when a run, or a single step, ends."""
@@ -46,27 +47,37 @@ class RunLoop:
         sends arrives first. rewinds: requests have states; see `Step.again`."""
         self._links = links
         self._choice = choice
-        self._speculator = speculator
         self._times = times
         self._report = report
         self._computed = computed
         self._is_last_stage = is_last_stage
-        self._rewinds = rewinds
         self._must_yield = False
-        self._sampled_s = 0.0
-        """When the last step of the run was over; 0 in its first step."""
+        self._drafts = DraftRuns(
+            links=links,
+            choice=choice,
+            speculator=speculator,
+            times=times,
+            compute=self.compute,
+            computed=computed,
+            report=self._tell_tokens,
+            must_yield=lambda: self._must_yield,
+            rewinds=rewinds,
+            goes_ahead=not rewinds and choice.is_alone and links.seat[0] > 0,
+        )
 
     def yield_run(self) -> None:
         """End the run after its current token: others are waiting. For any thread."""
         self._must_yield = True
 
     def run(self, step: Step, program: StageProgram) -> Iterator[Step]:
-        """Run the step, and for a run the steps that follow. Yields each once it is computed,
-        without tokens that were cut off again."""
+        """Run the step, and for a run the steps that follow. Yields each once it is computed."""
         if step.singly:
             yield from self._compute_apart(step, program)
             return
-        self._sampled_s = 0.0
+        if step.drafts:
+            yield from self._drafts.run(step, program)
+            self._must_yield = False
+            return
         following: Step | None = step
         while following is not None:
             step = following
@@ -74,20 +85,16 @@ class RunLoop:
             logits = self.compute(step, program)
             start_s = time.perf_counter()
             if logits is not None and self._links.is_sampler:
-                following, done = self._sample_and_tell(step, logits)
+                following = self._sample_and_tell(step, logits)
             elif logits is not None:
                 self._choice.offer(step, logits)
             self._times.now.sample_s += time.perf_counter() - start_s
             if not self._links.is_sampler:
-                if not step.drafted:  # else it is not known yet which tokens stay
-                    self._computed(step.cut(step.spare))
-                following, done = self._hear(step, logits)
-                if step.drafted:
-                    self._computed(done)
-            if done is not step and (following is None or self._rewinds):
-                (entry,) = step.entries
-                program.cut(entry.request, entry.position if self._rewinds else done.entries[0].end)
-            yield done
+                self._computed(step.cut(step.spare))
+                following = self._hear(step, logits)
+            if step.spare:
+                program.cut(step.entries[0].request, step.entries[0].end - step.spare)
+            yield step
 
     def _compute_apart(self, step: Step, program: StageCompute) -> Iterator[Step]:
         """Run a step with `singly` as steps of one token each."""
@@ -137,121 +144,75 @@ class RunLoop:
         times.send_s += time.perf_counter() - computed_s
         return logits
 
-    def _hear(self, step: Step, own: StepLogits | None) -> tuple[Step | None, Step]:
-        """The next step of a run, as told by the sampler, and this one without tokens that are cut
-        off. None at the end of the run.
+    def _hear(self, step: Step, own: StepLogits | None) -> Step | None:
+        """The next step of a run, as told by the sampler. None at the end of the run.
 
         The sampler may first ask a shard of its stage for `own`, its logits.
         """
         may_ask = self._is_last_stage and self._choice.may_ask(step)
-        if not (step.run > 1 or step.drafted or may_ask):
-            return None, step.cut(step.spare)
-        told = _message(step)
+        if not (step.run > 1 or may_ask):
+            return None
+        told = np.zeros(step.batch, np.int64)
         start_s = time.perf_counter()
         self._links.hear(told)
         if own is not None and may_ask and told[0] == ASK_FOR_LOGITS:
             self._choice.send_logits(own)
             self._links.hear(told)
         self._times.now.receive_s += time.perf_counter() - start_s
-        is_over = told[0] == END_OF_RUN
-        if not step.drafts:
-            return None if is_over else step.following(told.tolist()), step
-        count = int(told[1])
-        done = step.cut(step.logit_rows - count)
-        if is_over:
-            return None, done
-        tokens = told[3 : 3 + told[2]].tolist()
-        return step.drafting(count, tokens, rewinds=self._rewinds), done
+        return None if told[0] == END_OF_RUN else step.following(told.tolist())
 
-    def _sample_and_tell(self, step: Step, own: StepLogits) -> tuple[Step | None, Step]:
+    def _sample_and_tell(self, step: Step, own: StepLogits) -> Step | None:
         """Sample tokens and send them to the other shards, then to the coordinator. Returns the
-        next step, and this one without tokens that are cut off."""
+        next step."""
         if step.states:
             states = self._choice.gather_states(step, own)
             self._computed(step)
             self._report(messages.States(rows=states.tobytes()))
-            return None, step
+            return None
         if self._choice.wants_logits(step):  # of the step's only request
             rows = self._choice.gather_logits(own)[:, : step.logit_rows]
             self._computed(step)
             self._report(messages.Logits(rows=rows.tobytes()))
-            return None, step
+            return None
 
         def ask_all() -> None:
-            self._links.tell_stage(np.full_like(_message(step), ASK_FOR_LOGITS))
+            self._links.tell_stage(np.full(step.batch, ASK_FOR_LOGITS, np.int64))
 
         chosen = self._choice.choose(step, own, ask_all)
         chosen_s = time.monotonic()
-        ends = self._choice.take(step, [each.token for each in chosen])
-        del chosen[len(ends) :]
         tokens = [each.token for each in chosen]
-        last = self._must_yield or any(ends) or self._choice.is_cancelled(step)
-        if step.drafts:
-            following, done = self._draft(step, tokens, is_over=last, now_s=chosen_s)
-        else:
-            following = None if last or step.run == 1 else step.following(tokens)
-            done = step.cut(step.spare)
-        told = _message(step)
-        if following is None:
-            told[0] = END_OF_RUN
-        if step.drafts:
-            told[1] = len(tokens)
-            if following is not None:
-                next_tokens = following.entries[0].tokens[-following.logit_rows :]
-                told[2] = len(next_tokens)
-                told[3 : 3 + len(next_tokens)] = next_tokens
-        elif following is not None:
+        ends = self._choice.take(step, tokens)
+        is_over = self._must_yield or any(ends) or self._choice.is_cancelled(step) or step.run == 1
+        told = np.full(step.batch, END_OF_RUN, np.int64)
+        if not is_over:
             told[...] = tokens
-        if step.run > 1 or step.drafted:
+        if step.run > 1:
             self._links.tell_all(told)
         elif self._choice.may_ask(step):
             self._links.tell_stage(told)
-        if following is None:
+        if is_over:
             self._must_yield = False
-        self._computed(done)  # meanwhile other shards run the next step
+        self._computed(step.cut(step.spare))  # meanwhile other shards run the next step
+        self._tell_tokens(step, chosen, ends, chosen_s, is_over)
+        return None if is_over else step.following(tokens)
+
+    def _tell_tokens(
+        self,
+        step: Step,
+        chosen: Sequence[Chosen],
+        ends: Sequence[FinishReason | None],
+        chosen_s: float,
+        is_over: bool,
+    ) -> None:
         logprobs = tuple(each.logprobs for each in chosen)
         self._report(
             messages.Tokens(
-                tokens=tuple(tokens),
+                tokens=tuple(each.token for each in chosen),
                 ends=tuple(ends),
-                last=following is None,
+                last=is_over,
                 chosen_s=chosen_s,
                 logprobs=logprobs if any(logprobs) else (),
                 drafted=step.drafted,
                 together=self._choice.computes_together(step),
             )
         )
-        return following, done
-
-    def _draft(
-        self, step: Step, tokens: Sequence[int], *, is_over: bool, now_s: float
-    ) -> tuple[Step | None, Step]:
-        """The next step of a run with drafts, and this one without the guesses that were wrong."""
-        (entry,), count = step.entries, len(tokens)
-        if step.is_decode and self._sampled_s:
-            self._speculator.seconds.note(step.num_tokens, now_s - self._sampled_s)
-        self._sampled_s = now_s
-        done = step.cut(step.logit_rows - count)
-        if step.drafted:
-            self._speculator.verified(entry.request, step.drafted, count - 1)
-        left = step.run - count
-        if is_over or not left:
-            return None, done
-        known, terms = self._choice.settle(step, tokens)
-        again = len(step.again(count)) if self._rewinds else 0
-        draft = self._speculator.draft(
-            entry.request,
-            known,
-            prompt_tokens=terms.prompt_tokens,
-            speculate=terms.speculate,
-            most=min(step.drafts - again, max(1, left - 1)),
-            again=again,
-        )
-        return step.drafting(count, (tokens[-1], *draft), rewinds=self._rewinds), done
-
-
-def _message(step: Step) -> NDArray[np.int64]:
-    """A message of the sampler about a step: a token of each entry; or, in a run with drafts, what
-    ends it, how many tokens the step gave, and the number and ids of the next step's tokens that
-    are new."""
-    return np.zeros(4 + step.drafts if step.drafts else step.batch, np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge.engine.drafter import Drafter
 from edge.partition import draft_length
-from edge.protocol.step import Speculation
+from edge.protocol.step import SamplingTerms, Speculation
 
 _NEWEST = 0.2
 """Weight of the newest guess in the share of right ones."""
@@ -115,13 +115,32 @@ class Speculator:
         self._drafters = drafters
         self._answers: dict[str, _Answer] = {}
 
+    def settle(
+        self,
+        request: str,
+        tokens: Sequence[int],
+        end: int,
+        chosen: Sequence[int],
+        terms: SamplingTerms,
+    ) -> int:
+        """How many of the tokens that a step chose are used: those up to the first whose row is to
+        be computed alone. chosen: the tokens at `end` and behind it."""
+        answer = self._followed(request, tokens, end, terms)
+        if answer is None or not answer.drafter.looks_back:
+            return len(chosen)
+        for count, token in enumerate(chosen, start=1):
+            was_paired = answer.is_paired
+            self._see(request, answer, tokens, token, terms)
+            if was_paired and not answer.is_paired:
+                return count
+        return len(chosen)
+
     def draft(
         self,
         request: str,
         tokens: Sequence[int],
+        terms: SamplingTerms,
         *,
-        prompt_tokens: int,
-        speculate: Speculation,
         most: int,
         again: int = 0,
     ) -> tuple[int, ...]:
@@ -130,23 +149,8 @@ class Speculator:
         Where guesses are missing, the last token stands for them. again: rows before the last
         token that the step computes again.
         """
-        if speculate == "off" or most + again < 1:
-            return ()
-        answer = self._answers.get(request)
-        if answer is None:
-            always = speculate != "auto"
-            drafter = self._drafters[speculate if always else "lookup"]
-            answer = _Answer(drafter, prompt_tokens, _EXPECTED if always else 0.0, always)
-            self._answers[request] = answer
-        if answer.drafter.looks_back:
-            for end in range(answer.end, len(tokens)):
-                guess = answer.drafter.propose(request, tokens, end, 1)
-                answer.note(bool(guess) and guess[0] == tokens[end])
-                if speculate == "auto":
-                    least = self._ends if answer.is_paired else self._begins
-                    answer.is_paired = answer.right >= least
-        answer.end = len(tokens)
-        if not answer.is_paired and not again:
+        answer = self._followed(request, tokens, len(tokens), terms)
+        if answer is None or most + again < 1 or not (answer.is_paired or again):
             return ()
         guesses: Sequence[int] = ()
         if answer.is_paired and most > 0:
@@ -155,6 +159,64 @@ class Speculator:
             answer.right, self.seconds.of, len(guesses), again=again, rewinds=self._rewinds
         )
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
+
+    def _followed(
+        self, request: str, tokens: Sequence[int], end: int, terms: SamplingTerms
+    ) -> _Answer | None:
+        """What is known of the answer after its first `end` tokens; None: it has no drafts."""
+        if terms.speculate == "off":
+            return None
+        answer = self._answers.get(request)
+        if answer is None:
+            always = terms.speculate != "auto"
+            drafter = self._drafters[terms.speculate if always else "lookup"]
+            right = _EXPECTED if always else 0.0
+            answer = _Answer(drafter, min(terms.prompt_tokens, end), right, always)
+            self._answers[request] = answer
+        while answer.drafter.looks_back and answer.end < end:
+            self._see(request, answer, tokens, tokens[answer.end], terms)
+        return answer
+
+    def _see(
+        self,
+        request: str,
+        answer: _Answer,
+        tokens: Sequence[int],
+        token: int,
+        terms: SamplingTerms,
+    ) -> None:
+        """Compare the answer's next token with what would have been guessed."""
+        guess = answer.drafter.propose(request, tokens, answer.end, 1)
+        answer.note(bool(guess) and guess[0] == token)
+        answer.end += 1
+        if terms.speculate == "auto":
+            least = self._ends if answer.is_paired else self._begins
+            answer.is_paired = answer.right >= least
+
+    def ahead(
+        self,
+        request: str,
+        tokens: Sequence[int],
+        guessed: Sequence[int],
+        most: int,
+        *,
+        least_chance: float,
+    ) -> tuple[int, ...]:
+        """`most` guesses behind those that are under way, for a step ahead; empty if it would
+        follow a wrong one with more than a chance of 1 − `least_chance`.
+
+        tokens: those that are known. guessed: the guesses behind them that are under way.
+        """
+        answer = self._answers.get(request)
+        if answer is None or not answer.is_paired or not answer.drafter.looks_back:
+            return ()
+        if answer.right ** (len(guessed) + 1) < least_chance:
+            return ()
+        count = len(guessed) + most
+        guesses = answer.drafter.propose(request, tokens, len(tokens), count)
+        if len(guesses) < count or list(guesses[: len(guessed)]) != list(guessed):
+            return ()
+        return tuple(guesses[len(guessed) :])
 
     def verified(self, request: str, drafted: int, accepted: int) -> None:
         """The outcome of a draft."""

@@ -196,27 +196,26 @@ class Step:
             run=self.run - 1,
         )
 
-    def again(self, chosen: int) -> tuple[int, ...]:
-        """Tokens that are computed again where a request has states, because the step gave `chosen`
-        tokens: if a guess was wrong, the states are those before the step."""
-        (entry,) = self.entries
-        return () if chosen == entry.logit_rows else entry.tokens[: chosen - entry.logit_rows]
+    def drafting(self, position: int, tokens: Sequence[int], *, rewinds: bool = False) -> Step:
+        """A later step of a run with drafts. tokens: the one at `position`, and a draft of those
+        after it.
 
-    def drafting(self, chosen: int, tokens: Sequence[int], *, rewinds: bool) -> Step:
-        """The next step of a run with drafts, of which this one gave `chosen` tokens. tokens: the
-        last of them, and a draft of those after it. rewinds: see `again`."""
+        rewinds: if a guess of this step was wrong, the states are those before it, so that its
+        right tokens are computed again.
+        """
         (entry,) = self.entries
-        again = self.again(chosen) if rewinds else ()
+        first = entry.end - entry.logit_rows
+        again = entry.tokens[: position - entry.end] if rewinds and position < entry.end else ()
         return Step(
             entries=(
                 StepEntry(
                     request=entry.request,
-                    position=entry.end - entry.logit_rows + chosen - len(again),
+                    position=position - len(again),
                     tokens=(*again, *tokens),
                     logit_rows=len(tokens),
                 ),
             ),
-            run=self.run - chosen,
+            run=self.run - (position - first),
             drafts=self.drafts,
         )
 

@@ -23,7 +23,7 @@ PLANS = {
     "tensor": make_plan([1100, 0, 1900], stage_before=False),
     "mixed": make_plan([1100, 1900], stage_before=True),
 }
-LONGEST = 24
+LONGEST = 48
 """Tokens of an answer."""
 
 
@@ -33,19 +33,19 @@ class ScriptedDrafter:
 
     known: list[int] = field(default_factory=list)
     """Prompt and answer."""
-    calls: Iterator[tuple[int, int]] = field(default_factory=lambda: iter(()))
-    """Of each draft, how many tokens are right, and how many there are."""
+    prompt_tokens: int = 0
+    wrong: frozenset[int] = frozenset()
+    """Places in the answer."""
     drafted: int = 0
     right: int = 0
     looks_back: bool = True
 
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         assert list(tokens[:end]) == self.known[:end], "only what was chosen is known"
-        if most == 1:
-            return self.known[end : end + 1]
-        right, length = next(self.calls)
-        guesses = self.known[end : end + min(length, most)]
-        return [*guesses[:right], *((each + 1) % VOCAB for each in guesses[right:])]
+        return [
+            (each + (place - self.prompt_tokens in self.wrong)) % VOCAB
+            for place, each in enumerate(self.known[end : end + most], start=end)
+        ]
 
     def accepted(self, request: str, drafted: int, accepted: int) -> None:
         self.drafted += drafted
@@ -60,7 +60,7 @@ def shards(request: pytest.FixtureRequest) -> Iterator[tuple[Shards, ScriptedDra
     """With states: of keys and values in 4 bits, which have remainders."""
     name, _, states = request.param.partition(", ")
     drafter = ScriptedDrafter()
-    limits = replace(LIMITS, requests=1 + MOST_DRAFTED)
+    limits = replace(LIMITS, requests=1 + MOST_DRAFTED, context_tokens=64, cached_tokens=400)
     with linked(
         PLANS[name],
         limits=limits,
@@ -165,8 +165,7 @@ def kept(shards: Shards, said: Said, prompt: Sequence[int]) -> bool:
             ),
         ]
     ),
-    right=st.lists(st.integers(0, MOST_DRAFTED), min_size=1, max_size=6),
-    lengths=st.lists(st.integers(0, MOST_DRAFTED), min_size=1, max_size=6),
+    wrong=st.frozensets(st.integers(0, LONGEST), max_size=8),
     drafts=st.sampled_from([1, 3, 7, MOST_DRAFTED]),
     runs=st.lists(st.integers(1, LONGEST), min_size=1, max_size=6),
     end=st.none() | st.integers(0, LONGEST - 1),
@@ -179,8 +178,7 @@ def test_tokens_are_those_without_guesses(
     shards: tuple[Shards, ScriptedDrafter],
     prompt: list[int],
     parameters: SamplingParameters,
-    right: list[int],
-    lengths: list[int],
+    wrong: frozenset[int],
     drafts: int,
     runs: list[int],
     end: int | None,
@@ -195,9 +193,9 @@ def test_tokens_are_those_without_guesses(
         plain = said(found, prompt, parameters, end_ids=ends, logprobs=logprobs)
         found.finish(plain.request)
     drafter.known = [*prompt, *plain.tokens, *whole.tokens[len(plain.tokens) :]]
-    drafter.calls = zip(itertools.cycle(right), itertools.cycle(lengths), strict=False)
+    drafter.prompt_tokens, drafter.wrong = len(prompt), wrong
     guessed = said(
-        found, prompt, parameters, runs=(*runs, *[7] * LONGEST), drafts=drafts, end_ids=ends,
+        found, prompt, parameters, runs=(*runs, *[27] * LONGEST), drafts=drafts, end_ids=ends,
         logprobs=logprobs,
     )  # fmt: skip
     assert guessed == plain
@@ -210,10 +208,29 @@ def test_right_guesses_save_steps(shards: tuple[Shards, ScriptedDrafter]) -> Non
     plain = said(found, [5, 6, 7, 8], SamplingParameters())
     found.finish(plain.request)
     drafter.known, drafter.drafted, drafter.right = [5, 6, 7, 8, *plain.tokens], 0, 0
-    drafter.calls = itertools.repeat((MOST_DRAFTED, MOST_DRAFTED))
+    drafter.prompt_tokens, drafter.wrong = 4, frozenset()
     before = found.programs[0].counts.steps
     guessed = said(found, [5, 6, 7, 8], SamplingParameters(), drafts=MOST_DRAFTED)
     assert guessed == plain
     assert found.programs[0].counts.steps - before <= 2 + LONGEST // 2, "two or more at once"
     assert drafter.right > drafter.drafted // 2
+    found.finish(guessed.request)
+
+
+def test_steps_ahead_keep_the_stages_busy(shards: tuple[Shards, ScriptedDrafter]) -> None:
+    """Where the sampler is alone behind other stages. What is dropped after a wrong guess is what
+    the stage before has computed for nothing."""
+    found, drafter = shards
+    plain = said(found, [5, 6, 7, 8], SamplingParameters())
+    found.finish(plain.request)
+    first, *_others, last = [each.counts for each in found.programs] * 2
+    begun = first.steps, last.steps
+    drafter.known, drafter.prompt_tokens = [5, 6, 7, 8, *plain.tokens], 4
+    drafter.wrong = frozenset({36})
+    guessed = said(found, [5, 6, 7, 8], SamplingParameters(), drafts=3)
+    assert guessed == plain
+    dropped = (first.steps - begun[0]) - (last.steps - begun[1])
+    can_go_ahead = len(found.programs) == 2 and found.sessions[1].links.seat == (1, 0)
+    assert (dropped > 0) == (can_go_ahead and found.programs[0]._cache.pool.can_cut)
+    assert kept(found, guessed, [5, 6, 7, 8])
     found.finish(guessed.request)

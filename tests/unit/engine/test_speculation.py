@@ -9,8 +9,9 @@ import pytest
 
 from edge.engine.drafter import SuffixLookup
 from edge.engine.speculation import Speculator, StepSeconds
+from edge.kernels.sampling.parameters import SamplingParameters
 from edge.partition import draft_length
-from edge.protocol.step import MOST_DRAFTED, Speculation
+from edge.protocol.step import MOST_DRAFTED, SamplingTerms, Speculation
 
 
 def proposed(tokens: Sequence[int], most: int = 4) -> list[int]:
@@ -123,6 +124,16 @@ PROSE = random.Random(5).sample(range(5000), 400)
 QUOTED = [*PROSE[:200], *PROSE[40:160]]
 
 
+def terms(speculate: Speculation, prompt_tokens: int) -> SamplingTerms:
+    return SamplingTerms(
+        sampling=SamplingParameters(),
+        end_ids=frozenset(),
+        max_new_tokens=999,
+        prompt_tokens=prompt_tokens,
+        speculate=speculate,
+    )
+
+
 def drafts(
     tokens: Sequence[int],
     speculate: Speculation,
@@ -137,9 +148,7 @@ def drafts(
     speculator = Speculator({"lookup": SuffixLookup()}, has_experts=has_experts)
     speculator.seconds = seconds
     return {
-        end: speculator.draft(
-            "r", tokens[:end], prompt_tokens=prompt, speculate=speculate, most=most
-        )
+        end: speculator.draft("r", tokens[:end], terms(speculate, prompt), most=most)
         for end in range(prompt + 1, len(tokens) + 1, every)
     }
 
