@@ -46,7 +46,7 @@ class _Told(NamedTuple):
     settled: int
     """Tokens of the request that are right and computed."""
     position: int
-    """Of the first of `tokens`."""
+    """Where the first of `tokens` stands."""
     tokens: tuple[int, ...]
     """The new tokens of the next step."""
 
@@ -69,7 +69,7 @@ class DraftRuns:
     rewinds: bool
     """Requests have states; see `Step.drafting`."""
     goes_ahead: bool
-    """Whether there are steps ahead: the sampler is alone in its stage and not in all stages, and
+    """Whether there are steps ahead: the sampler is alone in its stage, behind other stages, and
     keys and values can be cut anywhere."""
 
     def run(self, step: Step, program: StageProgram) -> Iterator[Step]:

@@ -69,8 +69,7 @@ class ExpectedStep:
     """With `tokens` tokens cached."""
     tokens: int
     draft_steps_s: Annotated[tuple[float, ...], Meta(max_length=len(DRAFT_ROWS))] = ()
-    """Of all devices and links of the plan together, for steps of `DRAFT_ROWS` rows of one
-    request."""
+    """Seconds of whole steps of `DRAFT_ROWS` rows of one request, through all devices and links."""
 
     def __post_init__(self) -> None:
         times = (self.first_s, self.last_s, *self.draft_steps_s)

@@ -53,7 +53,7 @@ class Guessing:
     """The length of a draft."""
     tokens_per_pass: float
     tokens_per_s: float
-    """Of a request that is alone, while it decodes."""
+    """The rate of a request that is alone, while it decodes."""
 
 
 def guessing(
