@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -92,7 +93,7 @@ class DraftRuns:
             logits = self.compute(step, program)
             assert logits is not None
             started_s = time.perf_counter()
-            chosen = self.choice.choose(step, logits, lambda step=step: self._ask(step))
+            chosen = self.choice.choose(step, logits, partial(self._ask, step))
             chosen_s = time.monotonic()
             (entry,) = step.entries
             known, terms = self.choice.known(step)
