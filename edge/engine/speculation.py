@@ -66,17 +66,20 @@ class StepSeconds:
         return max(known[first] + slope * (rows - first), 0.5 * known[first])
 
 
-def draft_length(right: float, seconds: StepSeconds, most: int) -> int:
+def draft_length(
+    right: float, seconds: StepSeconds, most: int, *, guess_s: float = 0.0
+) -> int:
     """The odd length, up to `most`, of the draft that gives the most tokens per second.
 
-    right: chance of a guess whose predecessors are right. An odd draft makes an even step.
+    right: chance of a guess whose predecessors are right. guess_s: time to make a guess. An odd
+    draft makes an even step.
     """
     best, most_per_s = 1, 0.0
     expected = 1.0
     for length in range(1, most + 1):
         expected += right**length
         if length % 2:
-            per_s = expected / seconds.of(1 + length)
+            per_s = expected / (seconds.of(1 + length) + length * guess_s)
             if per_s > most_per_s:
                 best, most_per_s = length, per_s
     return best
@@ -92,6 +95,8 @@ class _Answer:
     right: float
     """Share of right guesses, the newest counting most; each at the one token that follows."""
     is_paired: bool
+    guessed: int = 0
+    """Guesses of the last draft; the rest of it stands for missing ones."""
 
     def note(self, is_right: bool) -> None:
         self.right += _NEWEST * (is_right - self.right)
@@ -141,8 +146,11 @@ class Speculator:
         answer.end = len(tokens)
         if not answer.is_paired:
             return ()
-        guesses = answer.drafter.propose(request, tokens, len(tokens), most)
-        length = draft_length(answer.right, self.seconds, len(guesses))
+        drafter, right = answer.drafter, answer.right
+        most = draft_length(right, self.seconds, most, guess_s=drafter.guess_s)
+        guesses = drafter.propose(request, tokens, len(tokens), most)
+        length = draft_length(right, self.seconds, len(guesses), guess_s=drafter.guess_s)
+        answer.guessed = min(length, len(guesses))
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
 
     def verified(self, request: str, drafted: int, accepted: int) -> None:
@@ -151,7 +159,7 @@ class Speculator:
             return
         answer.drafter.accepted(request, drafted, accepted)
         if not answer.drafter.looks_back:
-            for number in range(min(accepted + 1, drafted)):
+            for number in range(min(accepted + 1, answer.guessed)):
                 answer.note(number < accepted)
 
     def forget(self, request: str) -> None:
