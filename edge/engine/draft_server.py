@@ -50,7 +50,9 @@ class DraftServer:
         self._guesses: list[int] = []
         """What may follow them."""
         self._computed = 0
-        """Tokens, guesses included, whose keys and values are there."""
+        """Tokens, guesses included, whose keys and values are right."""
+        self._held = 0
+        """Tokens whose keys and values are there."""
         self._thread = threading.Thread(target=self._receive, name="edge-drafts", daemon=True)
         self._thread.start()
 
@@ -154,6 +156,10 @@ class DraftServer:
         send_answer(self._link, guesses)
 
     def _compute(self, program: StageProgram) -> None:
+        if not self._computed:
+            program.release(_REQUEST)
+        elif self._computed < self._held:
+            program.cut(_REQUEST, self._computed)
         known = len(self._told)
         chunk = self._told[self._computed : self._computed + self._limits.chunk_tokens]
         if self._computed + len(chunk) >= known:
@@ -168,6 +174,7 @@ class DraftServer:
         )
         logits = program.logits(Step(entries=(entry,)), None, _ALONE)
         self._computed += len(chunk)
+        self._held = self._computed
         if ends:
             self._guesses.append(_likeliest(logits))
 

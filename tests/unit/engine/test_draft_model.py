@@ -54,7 +54,7 @@ class MadeUp:
     def logits(self, step: Step, hidden: None, collective: object) -> HostLogits:
         assert self.may_go_on.wait(20)
         (entry,) = step.entries
-        assert entry.position <= len(self.known) and entry.end <= LIMITS.context_tokens
+        assert entry.position == len(self.known) and entry.end <= LIMITS.context_tokens
         assert len(entry.tokens) <= LIMITS.chunk_tokens
         self.known = [*self.known[: entry.position], *entry.tokens]
         self.steps.append(step)
@@ -62,6 +62,13 @@ class MadeUp:
         if entry.logit_rows:
             found[0, -1, following(self.known)] = 1
         return HostLogits(found, found)
+
+    def cut(self, request: str, tokens: int) -> None:
+        assert 0 < tokens < len(self.known)
+        del self.known[tokens:]
+
+    def release(self, request: str) -> None:
+        self.known.clear()
 
     @property
     def computed(self) -> int:

@@ -144,6 +144,11 @@ FRAMES_SENT = (
     messages.AskLink(session="s", stage=1, rank=0),
     messages.LinkSent(stage=1, rank=0, sent=8),
     messages.Leaving(),
+    messages.ServeDrafts(session="s", device="d"),
+    messages.AskDrafts(
+        session="s", place=Place(name="n", addresses=("10.0.0.1:1",)), drafts="t",
+        context_tokens=9, vocab_size=8, ahead=True,
+    ),
     Failed.of(errors.PeerLostError("near", "gone")),
 )
 DESCRIPTION = PeerDescription(
