@@ -66,9 +66,7 @@ class StepSeconds:
         return max(known[first] + slope * (rows - first), 0.5 * known[first])
 
 
-def draft_length(
-    right: float, seconds: StepSeconds, most: int, *, guess_s: float = 0.0
-) -> int:
+def draft_length(right: float, seconds: StepSeconds, most: int, *, guess_s: float = 0.0) -> int:
     """The odd length, up to `most`, of the draft that gives the most tokens per second.
 
     right: chance of a guess whose predecessors are right. guess_s: time to make a guess. An odd

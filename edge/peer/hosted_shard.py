@@ -147,6 +147,9 @@ class HostedShard:
         """
         if not self.shard.links.is_sampler:
             raise ProtocolError("only the shard that samples asks for drafts")
+        if call.place is None:
+            self.shard.draft_model.close()
+            return
         to: dict[str, object] = {"stage": 0, "rank": 0, "to_stage": 0, "to_rank": 0}
         hello = {"name": name, "session": call.drafts, **to}
         link = await dial(call.place, hello, credentials, reached)

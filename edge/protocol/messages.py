@@ -232,18 +232,18 @@ class ServeDrafts(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskDrafts(Call[Done]):
-    """Have the sampler link up with a draft model, and ask it from then on."""
+    """Have the sampler link up with a draft model, and ask it from then on, or ask none."""
 
     kind, limit_s = "ask_drafts", 60.0
     session: str
-    place: Place
-    """Where the draft model is."""
-    drafts: str
+    place: Place | None
+    """Where the draft model is; None: there is none any more."""
+    drafts: str = ""
     """Its session."""
-    context_tokens: Annotated[int, Meta(ge=1)]
-    vocab_size: Annotated[int, Meta(ge=1)]
+    context_tokens: Annotated[int, Meta(ge=0)] = 0
+    vocab_size: Annotated[int, Meta(ge=0)] = 0
     """The last two: those of the draft model."""
-    ahead: bool
+    ahead: bool = False
     """It drafts on while steps run."""
 
 

@@ -54,7 +54,8 @@ class MadeUp:
     def logits(self, step: Step, hidden: None, collective: object) -> HostLogits:
         assert self.may_go_on.wait(20)
         (entry,) = step.entries
-        assert entry.position == len(self.known) and entry.end <= LIMITS.context_tokens
+        assert entry.position == len(self.known)
+        assert entry.end <= LIMITS.context_tokens
         assert len(entry.tokens) <= LIMITS.chunk_tokens
         self.known = [*self.known[: entry.position], *entry.tokens]
         self.steps.append(step)
@@ -83,7 +84,10 @@ def served(
     program = program or MadeUp()
     thread = ComputeThread("drafts", at_end=lambda: None)
     server = DraftServer(
-        answers, LIMITS, VOCAB, lambda work: thread.post(lambda: work(program))  # type: ignore[arg-type]
+        answers,
+        LIMITS,
+        VOCAB,
+        lambda work: thread.post(lambda: work(program)),  # type: ignore[arg-type]
     )
     drafter = DraftModel(vocab_size)
     drafter._step_s = 10.0  # only a test that hangs waits as long
@@ -145,7 +149,7 @@ def test_there_are_no_guesses_while_a_prompt_is_computed() -> None:
 
 
 def test_another_request_begins_anew() -> None:
-    with served() as (drafter, program, _link):
+    with served() as (drafter, _program, _link):
         ask(drafter, [5, 6, 7])
         assert list(drafter.propose("s", [5, 6], 2, 2)) == continued([5, 6], 2)
         drafter.forget("r")
@@ -226,14 +230,15 @@ def test_a_draft_model_that_is_lost_or_lies_guesses_nothing_more(how: str) -> No
     ],
 )
 def test_a_question_that_makes_no_sense_ends_the_link(question: dict[str, Any]) -> None:
-    with served() as (drafter, program, _link):
-        drafter.close()
+    program = MadeUp()
     asks, answers = link_ends("memory")
     thread = ComputeThread("drafts", at_end=lambda: None)
     server = DraftServer(answers, LIMITS, VOCAB, lambda work: thread.post(lambda: work(program)))  # type: ignore[arg-type]
-    with pytest.raises(PeerLostError):
+    with contextlib.suppress(PeerLostError):
         send_question(asks, DraftQuestion(**{"most": 1, "ahead": 0, **question}))
+    with pytest.raises(PeerLostError):
         receive_answer(asks, most=MOST_DRAFTED, vocab_size=VOCAB)
+    assert not program.steps
     server.close()
     thread.close()
 

@@ -146,9 +146,14 @@ FRAMES_SENT = (
     messages.Leaving(),
     messages.ServeDrafts(session="s", device="d"),
     messages.AskDrafts(
-        session="s", place=Place(name="n", addresses=("10.0.0.1:1",)), drafts="t",
-        context_tokens=9, vocab_size=8, ahead=True,
+        session="s",
+        place=Place(name="n", addresses=("10.0.0.1:1",)),
+        drafts="t",
+        context_tokens=9,
+        vocab_size=8,
+        ahead=True,
     ),
+    messages.AskDrafts(session="s", place=None),
     Failed.of(errors.PeerLostError("near", "gone")),
 )
 DESCRIPTION = PeerDescription(
