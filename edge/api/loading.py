@@ -116,6 +116,8 @@ class Loading:
             proposal, place = await with_draft(
                 self.draft, proposal, self.peers, options, "needed", self.on_progress
             )
+            if place.is_slow:
+                _log.warning("%s", place.sentence)
         if options.stream == "auto" and proposal.streaming is not None:
             _log.warning('%s; stream="off" refuses instead', proposal.streaming)
         reload = Reloading(

@@ -1,7 +1,7 @@
 """Drafts of a small model, as its larger one's sampler asks for them.
 
-A thread talks with the device that drafts. The compute thread waits for guesses only as long as a
-step takes: a device that is slow, or gone, only means that there are none.
+A thread talks with the device that drafts. The compute thread waits for guesses only as long as the
+steps take that they may save: a device that is slow, or gone, only means that there are none.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from edge.transport import Link, TransportError
 _NEWEST = 0.3
 """Weight of the newest time in a mean."""
 
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
-"""The longest wait before a step was timed, and at all."""
+_FIRST_STEP_S = 0.02
+"""The time of a step before one was timed."""
 
-_MOST_UNWAITED = 64
+_LEAST_WAIT_S, _LONGEST_WAIT_S = 0.005, 1.0
+"""Limits of a wait: systems give a thread its turn some milliseconds late."""
+
+_MOST_UNWAITED = 16
 """Steps without a wait after answers that came late, one after the other: 1, 2, 4, up to this."""
 
 _log = logging.getLogger(__name__)
@@ -55,7 +58,7 @@ class DraftModel:
         """The newest question is under way, or answered."""
         self._guesses: list[int] = []
         """The last answer."""
-        self._step_s = _FIRST_WAIT_S
+        self._step_s = _FIRST_STEP_S
         self._left_s: float | None = None
         self._guess_s = 0.0
         self._unwaited = self._late = 0
@@ -100,10 +103,13 @@ class DraftModel:
             self._add(request, tokens, end)
             if self._is_unfit or end > self._context_tokens:
                 return ()
-            found = self._await(self._ask(most))
+            # Each right guess saves a step, so longer waits cannot pay.
+            wait_s = min(max(most * self._step_s, _LEAST_WAIT_S), _LONGEST_WAIT_S)
+            waits = not self._unwaited
+            found = self._await(self._ask(most), wait_s)
             took_s = time.perf_counter() - now_s
-            if found:
-                self._guess_s += _NEWEST * (took_s / len(found) - self._guess_s)
+            if waits:
+                self._guess_s += _NEWEST * (took_s / most - self._guess_s)
             self._left_s = now_s + took_s
             return found
 
@@ -134,12 +140,12 @@ class DraftModel:
         self._changed.notify_all()
         return self._asked
 
-    def _await(self, number: int) -> Sequence[int]:
+    def _await(self, number: int, within_s: float) -> Sequence[int]:
         """The guesses of this question, if they come in time."""
         if self._unwaited:
             self._unwaited -= 1
             return ()
-        until_s = time.perf_counter() + self._step_s
+        until_s = time.perf_counter() + within_s
         while self._answered != number and self._link is not None:
             left_s = until_s - time.perf_counter()
             if left_s <= 0:

@@ -15,10 +15,13 @@ from edge.planning.proposal import Proposal
 from edge.progress import OnProgress, ignore_progress
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import KvDtype
 
 _LEAST_CONTEXT_TOKENS = 512
 """A draft model may have a shorter context than its large model, where memory is short; requests
 that are longer have no further guesses."""
+
+_KV_DTYPE: KvDtype = "float32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +35,32 @@ class DraftPlace:
     """The device has no part in the plan of the large model."""
     options: LoadOptions
     proposal: Proposal
+    large_token_s: float | None
+    """Predicted seconds of the large model for each token."""
 
     @property
     def token_s(self) -> float | None:
         """Predicted seconds for each token; None: the device was not measured."""
-        predicted = self.proposal.choice.predicted
-        return None if predicted is None else 1 / predicted.tokens_per_s
+        return _token_s(self.proposal)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its guesses are predicted to cost more time than they save: a guess that takes as
+        long as the token itself, or half of it where the large model waits meanwhile."""
+        if self.token_s is None or self.large_token_s is None:
+            return False
+        return self.token_s * (1 if self.is_apart else 2) > self.large_token_s
 
     @property
     def sentence(self) -> str:
         """For the user: where it drafts, and how fast."""
         where = "which has no part in the plan" if self.is_apart else "beside a part of the plan"
-        speed = "" if self.token_s is None else f", {1000 * self.token_s:.3g} ms for each guess"
-        return f"{self.name} drafts on {self.peer.name}, {where}{speed}"
+        said = f"{self.name} drafts on {self.peer.name}, {where}"
+        if self.token_s is not None:
+            said += f", {1000 * self.token_s:.3g} ms for each guess"
+        if self.is_slow and self.large_token_s is not None:
+            said += f"; that gains nothing, as a token takes {1000 * self.large_token_s:.3g} ms"
+        return said
 
 
 async def check_draft(draft: Checkpoint, large: Checkpoint, options: LoadOptions) -> None:
@@ -54,11 +70,14 @@ async def check_draft(draft: Checkpoint, large: Checkpoint, options: LoadOptions
             f"{draft.name} has another vocabulary than {large.name}, so it cannot guess its tokens",
             remedy="take a smaller model of the same family",
         )
-    for checkpoint, kv_dtype in ((draft, "float32"), (large, options.kv_dtype)):
-        if has_states(checkpoint.spec, kv_dtype):
+    for spec, kv_dtype, name in (
+        (draft.spec, _KV_DTYPE, draft.name),
+        (large.spec, options.kv_dtype, large.name),
+    ):
+        if has_states(spec, kv_dtype):
             raise RequestError(
-                f"guesses of tokens need keys and values that can be cut, and {checkpoint.name} "
-                "has recurrent states or int4 ones",
+                f"guesses of tokens need keys and values that can be cut, and {name} has recurrent "
+                "states, or int4 ones",
                 remedy="leave out the draft model",
             )
 
@@ -93,6 +112,7 @@ async def place_draft(
             own = LoadOptions(
                 context_tokens=context,
                 accuracy=options.accuracy,
+                kv_dtype=_KV_DTYPE,
                 stream="off",
                 standby="none",
                 replan="off",
@@ -105,7 +125,12 @@ async def place_draft(
                 reason: EdgeError = error
                 continue
             return DraftPlace(
-                peer=peer, name=draft.name, is_apart=is_apart, options=own, proposal=found
+                peer=peer,
+                name=draft.name,
+                is_apart=is_apart,
+                options=own,
+                proposal=found,
+                large_token_s=_token_s(proposal),
             )
         reasons.append(str(reason))
         return None
@@ -123,6 +148,11 @@ async def place_draft(
     raise CapacityError(
         f"no device has room for the draft model {draft.name}: {'; '.join(reasons)}"
     )
+
+
+def _token_s(proposal: Proposal) -> float | None:
+    predicted = proposal.choice.predicted
+    return None if predicted is None else 1 / predicted.tokens_per_s
 
 
 def _contexts(longest: int) -> Iterator[int]:

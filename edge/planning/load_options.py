@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 from edge.errors import RequestError, shown
 from edge.kernels.kv_cache.cache_size import keeps_remainders
@@ -227,11 +227,12 @@ class LoadOptions:
     that go through each expert. A fast device with little memory gets the most used experts. A plan
     by hand has its own `experts` of shards."""
 
-    speculate: Speculation = option(
-        "off",
+    speculate: Speculation | None = option(
+        None,
+        choices=get_args(Speculation),
         help="Guess tokens, and compute several in one step. lookup: by looking up the last ones "
         "earlier in prompt and answer; auto: the same, while the answer repeats such passages; "
-        "draft: by the model of --draft, and the default with one; off: never.",
+        "draft: by the model of --draft; off: never.  [default: draft with --draft, else off]",
     )
     """Right guesses save steps, and wrong ones are cut off, so the answer stays the same; with
     `accuracy` "fast" it may differ where two tokens are nearly as likely, because a row alone is
@@ -322,7 +323,7 @@ class LoadOptions:
     @property
     def usually_speculates(self) -> Speculation:
         """How tokens are guessed where a request leaves it open."""
-        return "draft" if self.draft is not None and self.speculate == "off" else self.speculate
+        return self.speculate or ("off" if self.draft is None else "draft")
 
     @property
     def keeps_shape(self) -> bool:
@@ -390,7 +391,7 @@ class LoadOverrides(TypedDict, total=False):
     prefixes_of: tuple[str, ...] | None
     stream: Streaming
     experts: ExpertCut
-    speculate: Speculation
+    speculate: Speculation | None
     draft: str | Path | None
     standby: Standby
     spot_check: float

@@ -34,6 +34,8 @@ from edge.weights.checkpoint import Checkpoint
 _SEAT: Seat = (0, 0)
 _SAMPLER: Seat = (1, 0)
 """A name for the sampler's place beside the draft model's."""
+_FREED_WITHIN_S = 1.0
+"""Answers that wait for another plan wait no longer for the draft model's device."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,8 @@ class Drafting:
         self._client: PeerClient | None = None
         """Connection to the device that drafts."""
         self._session = ""
+        self._is_linked = False
+        """The sampler asks it."""
         self._run: PlanRun | None = None
         self._placing: asyncio.Task[None] | None = None
         self._hanging_up: set[asyncio.Task[None]] = set()
@@ -56,7 +60,7 @@ class Drafting:
     @property
     def device(self) -> str | None:
         """The name of the device that drafts; None: none does at the moment."""
-        return None if self._client is None else self._client.name
+        return self._client.name if self._client is not None and self._is_linked else None
 
     async def start(
         self,
@@ -79,6 +83,7 @@ class Drafting:
             delivered = await delivery.deliver(_SEAT, peer, source)
         client, session = delivered.client, uuid.uuid4().hex
         self._client, self._session, self._run = client, session, run
+        self._is_linked = False
         client.listen(self._on_event)
         client.watch(self._lost, lambda client: self._lost(f"{client.name}: {IT_LEAVES}"))
         sampler_id = run.plan.stages[-1].shards[0].device
@@ -96,6 +101,7 @@ class Drafting:
                 vocab_size=spec.vocab_size,
                 ahead=place.is_apart,
             )
+            self._is_linked = True
         except BaseException:
             await self._free()
             raise
@@ -118,7 +124,7 @@ class Drafting:
         if client is None:
             return
         with contextlib.suppress(EdgeError):  # else the peer frees it when the connection ends
-            await client.call(Close(session=self._session))
+            await client.call(Close(session=self._session), limit_s=_FREED_WITHIN_S)
         await client.aclose()
 
     async def aclose(self) -> None:

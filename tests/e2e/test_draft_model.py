@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,18 @@ def reply(model: edge.Model, **options: Any) -> edge.Reply:
     return model.generate(PROMPT, max_new_tokens=100, ignore_eos=True, **options)
 
 
+def check_guesses(model: edge.Model, plain: edge.Reply, **sampling: Any) -> None:
+    """How many tokens are guessed at once depends on the time of steps, so there are some tries."""
+    best, wanted = 0.0, 1.2 if "seed" in sampling else 2.0
+    for _try in range(8):
+        guessed = reply(model, **sampling)
+        assert guessed.token_ids == plain.token_ids
+        best = max(best, guessed.statistics["tokens_per_pass"])
+        if best > wanted:
+            break
+    assert best > wanted
+
+
 @pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_tokens_are_those_without_guesses(
     two_peers: edge.Cluster, sampling: dict[str, Any]
@@ -43,11 +56,8 @@ def test_tokens_are_those_without_guesses(
         assert model.drafts_on == second
         assert any(f"drafts on {second}" in note for note in model.proposal.notes)
         plain = reply(model, speculate="off", **sampling)
-        guessed = reply(model, **sampling)
-        assert guessed.token_ids == plain.token_ids
-        figures = guessed.statistics
-        assert figures["tokens_per_pass"] > (2 if not sampling else 1.2)
-        assert reply(model, speculate="draft", **sampling).token_ids == plain.token_ids
+        check_guesses(model, plain, **sampling)
+        check_guesses(model, plain, speculate="draft", **sampling)
     with two_peers.load(MODEL, dtype="float32", plan=plan) as model:
         assert model.drafts_on is None
         with pytest.raises(edge.RequestError, match="needs a draft model"):
@@ -61,9 +71,7 @@ def test_the_only_device_drafts_for_itself() -> None:
     ):
         assert model.drafts_on == cluster.peers[0].name
         plain = reply(model, speculate="off")
-        guessed = reply(model)
-        assert guessed.token_ids == plain.token_ids
-        assert guessed.statistics["tokens_per_pass"] > 2
+        check_guesses(model, plain)
 
 
 def test_a_lost_drafter_ends_no_answer(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,3 +103,24 @@ def test_another_vocabulary_is_refused(two_peers: edge.Cluster, tmp_path: Path) 
     for ask in (two_peers.load, two_peers.propose):
         with pytest.raises(edge.RequestError, match="another vocabulary than"):
             ask(MODEL, draft=folder)
+
+
+def test_after_a_loss_it_drafts_beside_the_new_plan(caplog: pytest.LogCaptureFixture) -> None:
+    with edge.Cluster.local(peers=3) as cluster:
+        names = [peer.name for peer in cluster.peers]
+        plan = bundled_plan("pipeline_2", devices=names[:2])
+        with cluster.load(MODEL, dtype="float32", plan=plan, draft=MODEL) as model:
+            assert model.drafts_on == names[2]
+            plain = reply(model, speculate="off")
+            with model.stream(PROMPT, max_new_tokens=100, ignore_eos=True) as stream:
+                for number, _token in enumerate(stream):
+                    if number == 20:
+                        cluster._daemons._processes[1].kill()  # type: ignore[union-attr]
+                guessed = stream.reply()
+            assert guessed.token_ids == plain.token_ids
+            assert len(model.recoveries) == 1
+            ends_s = time.monotonic() + 20
+            while model.drafts_on is None:
+                assert time.monotonic() < ends_s, caplog.text
+                time.sleep(0.05)
+            check_guesses(model, plain)
