@@ -105,7 +105,14 @@ def test_another_vocabulary_is_refused(two_peers: edge.Cluster, tmp_path: Path) 
             ask(MODEL, draft=folder)
 
 
-def test_after_a_loss_it_drafts_beside_the_new_plan(caplog: pytest.LogCaptureFixture) -> None:
+def until_it_drafts(model: edge.Model) -> None:
+    ends_s = time.monotonic() + 20
+    while model.drafts_on is None:
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
+
+
+def test_after_a_loss_it_drafts_beside_the_new_plan() -> None:
     with edge.Cluster.local(peers=3) as cluster:
         names = [peer.name for peer in cluster.peers]
         plan = bundled_plan("pipeline_2", devices=names[:2])
@@ -119,8 +126,5 @@ def test_after_a_loss_it_drafts_beside_the_new_plan(caplog: pytest.LogCaptureFix
                 guessed = stream.reply()
             assert guessed.token_ids == plain.token_ids
             assert len(model.recoveries) == 1
-            ends_s = time.monotonic() + 20
-            while model.drafts_on is None:
-                assert time.monotonic() < ends_s, caplog.text
-                time.sleep(0.05)
+            until_it_drafts(model)
             check_guesses(model, plain)
