@@ -42,7 +42,7 @@ class DraftModel:
         self._link: Link | None = None
         self._ahead = False
         self._context_tokens = self._own_vocab = 0
-        """Of the draft model."""
+        """Sizes of the draft model."""
         self._is_unfit = False
         """The request has a token that the draft model does not know."""
         self._request: str | None = None

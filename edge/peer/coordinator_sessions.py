@@ -342,7 +342,7 @@ class CoordinatorSessions:
     async def _ask_drafts(self, call: messages.AskDrafts) -> messages.Done:
         peer = self._peer
         await self.get(call.session).ask_drafts(
-            call, peer.settings.name, peer.credentials, peer.reached
+            call.source, peer.settings.name, peer.credentials, peer.reached
         )
         return messages.Done()
 

@@ -19,7 +19,7 @@ from edge.peer.backlog import Backlog
 from edge.peer.dialling import dial
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import AskDrafts
+from edge.protocol.messages import DraftSource
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Place, Seat
@@ -135,32 +135,32 @@ class HostedShard:
 
     async def ask_drafts(
         self,
-        call: AskDrafts,
+        source: DraftSource | None,
         name: str,
         credentials: Credentials | None,
         reached: MutableMapping[str, str],
     ) -> None:
-        """Link up with a draft model. The others: see `connect`.
+        """Link up with a draft model; None: ask none any more. The others: see `connect`.
 
         Raises NetworkError if it cannot be reached, and ProtocolError for a shard that does not
         sample.
         """
         if not self.shard.links.is_sampler:
             raise ProtocolError("only the shard that samples asks for drafts")
-        if call.place is None:
+        if source is None:
             self.shard.draft_model.close()
             return
         to: dict[str, object] = {"stage": 0, "rank": 0, "to_stage": 0, "to_rank": 0}
-        hello = {"name": name, "session": call.drafts, **to}
-        link = await dial(call.place, hello, credentials, reached)
+        hello = {"name": name, "session": source.session, **to}
+        link = await dial(source.place, hello, credentials, reached)
         if self._is_closed:
             link.close()
             return
         self.shard.draft_model.connect(
             link,
-            context_tokens=call.context_tokens,
-            vocab_size=call.vocab_size,
-            ahead=call.ahead,
+            context_tokens=source.context_tokens,
+            vocab_size=source.vocab_size,
+            ahead=source.ahead,
         )
 
     @property

@@ -30,7 +30,7 @@ class DraftPlace:
 
     peer: PeerInfo
     name: str
-    """Of the draft model."""
+    """Name of the draft model."""
     is_apart: bool
     """The device has no part in the plan of the large model."""
     options: LoadOptions

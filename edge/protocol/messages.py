@@ -231,20 +231,25 @@ class ServeDrafts(Call[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """A draft model that serves drafts: where it is, and its sizes."""
+
+    place: Place
+    session: str
+    context_tokens: Annotated[int, Meta(ge=1)]
+    vocab_size: Annotated[int, Meta(ge=1)]
+    ahead: bool
+    """It drafts on while steps run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskDrafts(Call[Done]):
     """Have the sampler link up with a draft model, and ask it from then on, or ask none."""
 
     kind, limit_s = "ask_drafts", 60.0
     session: str
-    place: Place | None
-    """Where the draft model is; None: there is none any more."""
-    drafts: str = ""
-    """Its session."""
-    context_tokens: Annotated[int, Meta(ge=0)] = 0
-    vocab_size: Annotated[int, Meta(ge=0)] = 0
-    """The last two: those of the draft model."""
-    ahead: bool = False
-    """It drafts on while steps run."""
+    source: DraftSource | None
+    """None: there is none any more."""
 
 
 # Posts, which every peer gets in the same order, and the events that report their outcome

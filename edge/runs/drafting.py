@@ -23,7 +23,7 @@ from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event
 from edge.protocol.lease import Lease
-from edge.protocol.messages import Close, Connect, ServeDrafts
+from edge.protocol.messages import Close, Connect, DraftSource, ServeDrafts
 from edge.protocol.peer_info import PeerInfo, places
 from edge.protocol.topology import Seat
 from edge.runs.delivery import Delivery
@@ -71,6 +71,14 @@ class Drafting:
         tell: OnProgress = ignore_progress,
     ) -> None:
         """Load the draft model at this place, and link it with the sampler of the run."""
+        if not run.most_drafted:
+            _log.warning(
+                "no draft model is loaded, because tokens cannot be guessed on this plan: not on "
+                "GPUs, nor with a rounded wire"
+            )
+            return
+        sampler_id = run.plan.stages[-1].shards[0].device
+        sampler = next(each for each in peers if each.id == sampler_id)
         peer = place.peer
         delivery = Delivery(
             checkpoint=draft,
@@ -86,8 +94,6 @@ class Drafting:
         self._is_linked = False
         client.listen(self._on_event)
         client.watch(self._lost, lambda client: self._lost(f"{client.name}: {IT_LEAVES}"))
-        sampler_id = run.plan.stages[-1].shards[0].device
-        sampler = next(each for each in peers if each.id == sampler_id)
         try:
             await delivery.open(session, _SEAT, peer, delivered)
             where = places({_SEAT: peer, _SAMPLER: sampler})
@@ -95,11 +101,13 @@ class Drafting:
             await client.call(ServeDrafts(session=session, device=sampler.device_id))
             limits, spec = delivery.load.limits, delivery.load.spec
             await run.ask_drafts(
-                session,
-                where[_SEAT],
-                context_tokens=limits.context_tokens,
-                vocab_size=spec.vocab_size,
-                ahead=place.is_apart,
+                DraftSource(
+                    place=where[_SEAT],
+                    session=session,
+                    context_tokens=limits.context_tokens,
+                    vocab_size=spec.vocab_size,
+                    ahead=place.is_apart,
+                )
             )
             self._is_linked = True
         except BaseException:
@@ -167,5 +175,5 @@ async def _hang_up(client: PeerClient, run: PlanRun | None) -> None:
     """Have the sampler ask no more, which may not have noticed, and hang up."""
     with contextlib.suppress(EdgeError):
         if run is not None and run.failure is None:
-            await run.ask_no_drafts()
+            await run.ask_drafts(None)
     await client.aclose()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from edge.partition import Plan
 from edge.protocol.assignment import Copies
 from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import AskDrafts, Tokens
+from edge.protocol.messages import AskDrafts, DraftSource, Tokens
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat
@@ -176,15 +175,14 @@ class PlanRun:
         """The sums of one of a shard's `observed_runs`: float32 of this shape."""
         return await self._connections.observed(seat, run, shape)
 
-    async def ask_drafts(self, drafts: str, place: Place, **sizes: Any) -> None:
-        """Have the sampler ask the draft model of that session; sizes: see `AskDrafts`."""
-        await self._connections.call_sampler(
-            AskDrafts(session=self.session, drafts=drafts, place=place, **sizes)
-        )
+    @property
+    def most_drafted(self) -> int:
+        """The longest draft; 0: nothing is guessed on this plan."""
+        return 0 if self._state is None else self._state.limits.drafts
 
-    async def ask_no_drafts(self) -> None:
-        """Have the sampler ask no draft model any more."""
-        await self._connections.call_sampler(AskDrafts(session=self.session, place=None))
+    async def ask_drafts(self, source: DraftSource | None) -> None:
+        """Have the sampler ask this draft model; None: none any more."""
+        await self._connections.call_sampler(AskDrafts(session=self.session, source=source))
 
     async def aclose(self) -> None:
         """Free everything on the peers and hang up. May be called again."""

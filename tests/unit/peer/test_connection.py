@@ -39,7 +39,15 @@ from edge.protocol.fields import token_bytes
 from edge.protocol.frame_codec import SMALL, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.measurements import MemoryRate
-from edge.protocol.messages import AskDrafts, Close, Connect, Describe, Finish, MatchPrefix, RunStep
+from edge.protocol.messages import (
+    Close,
+    Connect,
+    Describe,
+    DraftSource,
+    Finish,
+    MatchPrefix,
+    RunStep,
+)
 from edge.protocol.step import MAX_REQUESTS, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
@@ -605,12 +613,12 @@ def test_drafts_are_of_a_whole_model_and_for_the_shard_that_samples() -> None:
         with pytest.raises(ProtocolError, match="a draft model must be on one device"):
             hosted.serve_drafts("a")
         place = Place(name="n", addresses=("127.0.0.1:1",))
-        call = AskDrafts(session="s", place=place, drafts="t", context_tokens=9, vocab_size=9)
+        source = DraftSource(place=place, session="t", context_tokens=9, vocab_size=9, ahead=True)
         with pytest.raises(ProtocolError, match="only the shard that samples"):
-            await hosted.ask_drafts(call, "n", None, {})
+            await hosted.ask_drafts(source, "n", None, {})
         await hosted.aclose()
         hosted = hosted_shard("solo")
-        await hosted.ask_drafts(replace(call, place=None), "n", None, {})
+        await hosted.ask_drafts(None, "n", None, {})
         await hosted.aclose()
 
     asyncio.run(main())

@@ -147,13 +147,15 @@ FRAMES_SENT = (
     messages.ServeDrafts(session="s", device="d"),
     messages.AskDrafts(
         session="s",
-        place=Place(name="n", addresses=("10.0.0.1:1",)),
-        drafts="t",
-        context_tokens=9,
-        vocab_size=8,
-        ahead=True,
+        source=messages.DraftSource(
+            place=Place(name="n", addresses=("10.0.0.1:1",)),
+            session="t",
+            context_tokens=9,
+            vocab_size=8,
+            ahead=True,
+        ),
     ),
-    messages.AskDrafts(session="s", place=None),
+    messages.AskDrafts(session="s", source=None),
     Failed.of(errors.PeerLostError("near", "gone")),
 )
 DESCRIPTION = PeerDescription(
