@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from edge.engine.draft_questions import DraftQuestion, receive_answer, send_question
 from edge.transport import Link, TransportError
 
-_NEWEST = 0.3
-"""Weight of the newest time in a mean."""
+_NEWEST, _MOST_SLOWER = 0.3, 4.0
+"""Weight of the newest time in a mean. A slower step than this multiple of the mean is an outlier:
+others were computed meanwhile."""
 
 _FIRST_STEP_S = 0.02
 """The time of a step before one was timed."""
@@ -98,7 +99,7 @@ class DraftModel:
             if self._link is None or most < 1:
                 return ()
             if self._left_s is not None and self._request == request:
-                step_s = min(now_s - self._left_s, _LONGEST_WAIT_S)
+                step_s = min(now_s - self._left_s, _MOST_SLOWER * self._step_s)
                 self._step_s += _NEWEST * (step_s - self._step_s)
             self._add(request, tokens, end)
             if self._is_unfit or end > self._context_tokens:

@@ -45,6 +45,7 @@ class DraftServer:
         self._is_awaited = False
         """It is not answered yet."""
         self._is_posted = False
+        self._is_closed = False
         self._told: list[int] = []
         """The tokens of the request."""
         self._guesses: list[int] = []
@@ -57,7 +58,8 @@ class DraftServer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the link. For any thread; may be called again."""
+        """End the link, and compute nothing more. For any thread; may be called again."""
+        self._is_closed = True
         self._link.close()
 
     def _receive(self) -> None:
@@ -91,7 +93,7 @@ class DraftServer:
             question, self._question = self._question, None
             if question is not None:
                 self._asked, self._is_awaited = question, True
-        if program is None:
+        if program is None or self._is_closed:
             return
         try:
             if question is not None:
@@ -126,6 +128,8 @@ class DraftServer:
         else:
             self._guesses.clear()
             self._computed = min(self._computed, kept + right)
+        if not self._guesses:  # what follows the last token is not known
+            self._computed = min(self._computed, len(self._told) - 1)
 
     @property
     def _wanted(self) -> int:

@@ -148,6 +148,24 @@ def test_there_are_no_guesses_while_a_prompt_is_computed() -> None:
         assert steps[:8] == [8, 8, 8, 8, 8, 8, 8, 4]
 
 
+def test_fewer_tokens_and_no_new_ones() -> None:
+    asks, answers = link_ends("memory")
+    program, thread = MadeUp(), ComputeThread("drafts", at_end=lambda: None)
+    server = DraftServer(answers, LIMITS, VOCAB, lambda work: thread.post(lambda: work(program)))  # type: ignore[arg-type]
+
+    def told(kept: int, *tokens: int) -> list[int]:
+        send_question(asks, DraftQuestion(kept=kept, tokens=tokens, most=2, ahead=1))
+        return receive_answer(asks, most=2, vocab_size=VOCAB)
+
+    assert told(0, 5, 6, 7) == continued([5, 6, 7], 2)
+    assert told(3) == continued([5, 6, 7], 2)
+    assert told(2) == continued([5, 6], 2)
+    assert told(2, 8) == continued([5, 6, 8], 2)
+    assert told(0, 4) == continued([4], 2)
+    server.close()
+    thread.close()
+
+
 def test_another_request_begins_anew() -> None:
     with served() as (drafter, _program, _link):
         ask(drafter, [5, 6, 7])
