@@ -17,7 +17,7 @@ _TEXT = Path(__file__).parents[2] / "README.md"
 _PASSAGE = 1200
 """Characters of a passage that is to be repeated."""
 
-_QUESTIONS = (
+QUESTIONS = (
     "Tell me a story about a boy who finds a lighthouse.",
     "Describe how bread is made.",
     "Write a letter to a friend about the sea.",
@@ -36,7 +36,7 @@ def _prompts(number: int) -> Mapping[str, str]:
     passage = text[first : first + _PASSAGE]
     return {
         "repeating": f"Repeat this text exactly, without any change:\n\n{passage}",
-        "new text": _QUESTIONS[number % len(_QUESTIONS)],
+        "new text": QUESTIONS[number % len(QUESTIONS)],
     }
 
 

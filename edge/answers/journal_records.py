@@ -23,7 +23,7 @@ from edge.protocol.wire_rules import Wire
 from edge.scheduling.prefixes import Span, Spans
 from edge.weights.formats import KvDtype
 
-VERSION = 8
+VERSION = 9
 
 _ALIKE = (
     "dtype", "block_size", "accuracy", "wire", "kv_dtype", "context_tokens", "batch_invariant",
@@ -51,6 +51,7 @@ class JournaledLoad:
     context_tokens: int
     dtype: str
     lora: FilePath | None
+    draft: FilePath | None
     block_size: int | None
     accuracy: Accuracy
     wire: Wire
@@ -87,9 +88,13 @@ class JournaledLoad:
         """names: device names by the ids in `plan`."""
         shared = {each.name for each in fields(cls)} & {each.name for each in fields(options)}
         lora = None if options.lora is None else str(Path(options.lora).absolute())
+        draft = None if options.draft is None else str(options.draft)
+        if draft is not None and Path(draft).exists():  # else a name
+            draft = str(Path(draft).absolute())
         values = {name: getattr(options, name) for name in shared} | {
             "context_tokens": context_tokens,
             "lora": lora,
+            "draft": draft,
             "plan": named_plan(plan, names),
             "spot_check": float(options.spot_check),
             "wait_for_peers_s": float(options.wait_for_peers_s),

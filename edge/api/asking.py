@@ -117,6 +117,10 @@ class Asking:
             reading=None if chat_tools is None else self._reading(tokens, chat_tools),
             **further,
         )
+        if terms.speculate == "draft" and not self._model.has_draft:
+            raise RequestError(
+                'speculate "draft" needs a draft model', remedy="load the model with one: draft"
+            )
         given = (("logit_bias", terms.sampling.logit_bias), ("stop_token_ids", terms.end_ids))
         for name, ids in given:
             if (largest := max(ids, default=0)) >= self._model.vocab_size:

@@ -13,7 +13,7 @@ from edge.api.async_model import AsyncModel
 from edge.api.cluster_studies import ClusterStudies
 from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply
-from edge.api.loading import Loading, opened
+from edge.api.loading import Loading, opened, opened_draft, with_draft
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.peer_search import FoundPeers, Peer
 from edge.api.progress_bars import progress_bars
@@ -142,7 +142,10 @@ class AsyncCluster(ClusterStudies):
         asked = with_overrides(LoadOptions, options, overrides)
         if resumes is not None:
             await self._take_over(resumes.lease)
-        async with self._opened(path, asked, progress) as (checkpoint, peers):
+        async with (
+            self._opened(path, asked, progress) as (checkpoint, peers),
+            opened_draft(asked, checkpoint, progress) as draft,
+        ):
             with progress_bars(progress) as on_progress:
                 loading = Loading(
                     checkpoint=checkpoint,
@@ -151,6 +154,7 @@ class AsyncCluster(ClusterStudies):
                     peers=peers,
                     resumes=resumes,
                     on_progress=on_progress,
+                    draft=draft,
                 )
                 model = AsyncModel(await loading.run())
             self._models.append(model)
@@ -172,9 +176,12 @@ class AsyncCluster(ClusterStudies):
         "link a-b 1ms 1Gbit".
         """
         options = with_overrides(LoadOptions, options, overrides)
-        async with self._opened(path, options) as (checkpoint, peers):
+        async with (
+            self._opened(path, options) as (checkpoint, peers),
+            opened_draft(options, checkpoint) as draft,
+        ):
             with progress_bars() as on_progress:
-                return await measured_proposal(
+                proposal = await measured_proposal(
                     checkpoint,
                     peers,
                     options,
@@ -182,6 +189,11 @@ class AsyncCluster(ClusterStudies):
                     on_progress=on_progress,
                     changes=changes,
                 )
+                if draft is not None:
+                    proposal, _place = await with_draft(
+                        draft, proposal, peers, options, measure, on_progress
+                    )
+                return proposal
 
     def __repr__(self) -> str:
         count = len(self.peers)

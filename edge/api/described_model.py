@@ -77,6 +77,11 @@ class DescribedModel:
         return self._held.forecast.proposal
 
     @property
+    def drafts_on(self) -> str | None:
+        """The name of the device on which its draft model runs; None: none runs."""
+        return self._held.drafts_on
+
+    @property
     def sent_bytes(self) -> Mapping[str, int]:
         """Bytes of weights that were sent to each peer, by name; 0: its shard was cached."""
         return dict(self._held.running.sent_bytes)

@@ -14,6 +14,7 @@ from edge.planning.forecast import Forecast
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import Speculation
+from edge.runs.drafting import Drafting
 from edge.runs.model import RunningModel
 from edge.runs.recovery.joining import Joining
 from edge.runs.recovery.standing_by import StandingBy
@@ -50,8 +51,19 @@ class LoadedModel:
     """The lease of its sessions."""
     replies: JournalFolder
     """The journals of unfinished replies."""
-    attendants: tuple[Joining | StandingBy, ...]
+    attendants: tuple[Joining | StandingBy | Drafting, ...]
     """Tasks that run in the background of its replies."""
+
+    @property
+    def drafts_on(self) -> str | None:
+        """The name of the device that drafts; None: none does."""
+        found = (each.device for each in self.attendants if isinstance(each, Drafting))
+        return next(found, None)
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether it was loaded with a draft model."""
+        return any(isinstance(each, Drafting) for each in self.attendants)
 
     @property
     def maker(self) -> ReplyMaker:

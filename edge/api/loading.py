@@ -10,17 +10,20 @@ from functools import partial
 from pathlib import Path
 
 from edge.answers.journal_records import JournaledLoad
+from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.loaded_model import LoadedModel
-from edge.concurrency.blocking import run_blocking
+from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, NetworkError, PlanError
+from edge.planning.draft_place import DraftPlace, check_draft, place_draft
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions
-from edge.planning.measured_proposal import measured_proposal
+from edge.planning.measured_proposal import Measure, measured_proposal
 from edge.planning.proposal import Proposal
 from edge.progress import OnProgress
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
+from edge.runs.drafting import Drafting
 from edge.runs.load import load_model
 from edge.runs.model import RunningModel
 from edge.runs.recovery.candidates import Candidates
@@ -62,6 +65,23 @@ async def opened(
             raise PlanError(f"{error}{note}", error.problems) from error
 
 
+@contextlib.asynccontextmanager
+async def opened_draft(
+    options: LoadOptions, large: Checkpoint, progress: bool | OnProgress | None = None
+) -> AsyncIterator[Checkpoint | None]:
+    """The draft model of the options, if they name one.
+
+    Raises RequestError if it cannot guess tokens of the large one.
+    """
+    if options.draft is None:
+        yield None
+        return
+    path = await model_path(options.draft, progress)
+    with await run_blocking(lambda: Checkpoint.open(path), discard=Checkpoint.close) as draft:
+        await check_draft(draft, large, options)
+        yield draft
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
     """One model to load, and the peers that may run it."""
@@ -75,6 +95,8 @@ class Loading:
     resumes: KeptReply | None
     """The reply that the model is loaded for."""
     on_progress: OnProgress
+    draft: Checkpoint | None = None
+    """The draft model."""
 
     async def run(self) -> LoadedModel:
         """Plan, deliver, load and start. After a failure nothing stays on the peers."""
@@ -89,6 +111,13 @@ class Loading:
             on_progress=self.on_progress,
         )
         options, proposal = await plan_as_before(propose, self.options, self.peers, self.resumes)
+        place = None
+        if self.draft is not None:
+            proposal, place = await with_draft(
+                self.draft, proposal, self.peers, options, "needed", self.on_progress
+            )
+            if place.is_slow:
+                _log.warning("%s", place.sentence)
         if options.stream == "auto" and proposal.streaming is not None:
             _log.warning('%s; stream="off" refuses instead', proposal.streaming)
         reload = Reloading(
@@ -109,7 +138,18 @@ class Loading:
         run = await load_model(delivery, self.peers, on_end=running.ended)
         reload.manifests = run.manifests
         running.begin(run)
-        attendants: list[Joining | StandingBy] = []
+        attendants: list[Joining | StandingBy | Drafting] = []
+        if self.draft is not None and place is not None:
+            drafting = Drafting(
+                self.draft.path, self.draft.store.fingerprint, options, reload.lease
+            )
+            try:
+                await drafting.start(run, place, self.peers, self.draft, self.on_progress)
+            except BaseException:
+                await uninterrupted(running.aclose())
+                raise
+            reload.drafting = drafting
+            attendants.append(drafting)
         if options.replan == "auto" and not observes:
             attendants.append(Joining(self.candidates, reload, running))
         if options.standby == "kv" and not observes:
@@ -137,11 +177,29 @@ class Loading:
                 plan=proposal.plan,
                 names={peer.id: peer.name for peer in self.peers},
             ),
-            speculate=self.options.speculate,
+            speculate=self.options.usually_speculates,
             lease=reload.lease,
             replies=kept_replies(),
             attendants=tuple(attendants),
         )
+
+
+async def with_draft(
+    draft: Checkpoint,
+    proposal: Proposal,
+    peers: Sequence[PeerInfo],
+    options: LoadOptions,
+    measure: Measure,
+    on_progress: OnProgress,
+) -> tuple[Proposal, DraftPlace]:
+    """The proposal with a note on where the draft model runs, and that place.
+
+    Raises CapacityError if no device has room for it.
+    """
+    place = await place_draft(
+        draft, proposal, peers, options, measure=measure, on_progress=on_progress
+    )
+    return replace(proposal, notes=(*proposal.notes, place.sentence)), place
 
 
 def _grammars(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Grammars:

@@ -236,9 +236,9 @@ class ReplyFeed:
             self.end()
             self._recovered = slice(self._recovered.start, len(self._model.recoveries))
             figures = self._text.statistics()
-            # With "lookup" a reply may be slower than a step a token, without a device that is.
-            lookup = self._answer.terms.speculate == "lookup"
-            if "resumed_tokens" not in figures and not lookup:
+            # In pairs a reply may be slower than a step a token, without a device that is.
+            in_pairs = self._answer.terms.speculate in {"lookup", "draft"}
+            if "resumed_tokens" not in figures and not in_pairs:
                 self._forecast.note(
                     prompt_tokens=figures["prompt_tokens"],
                     new_tokens=figures["new_tokens"],

@@ -160,7 +160,8 @@ def show_sampling(model: Model, reply: Reply, options: GenerationOptions) -> Non
     click.echo(f"prompt: {figures['prompt_tokens']} tokens{of_them}", err=True)
     if drafted := figures.get("drafted_tokens", 0):
         accepted = figures["accepted_tokens"]
-        click.echo(f"guesses: {drafted} tokens, {accepted} of them right", err=True)
+        where = "" if model.drafts_on is None else f"; the draft model is on {model.drafts_on}"
+        click.echo(f"guesses: {drafted} tokens, {accepted} of them right{where}", err=True)
 
 
 def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:

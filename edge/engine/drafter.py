@@ -33,6 +33,11 @@ class Drafter(Protocol):
         the share of right guesses is known before any step verified one."""
         ...
 
+    @property
+    def guess_s(self) -> float:
+        """Seconds for which `propose` waits for each of its tokens."""
+        ...
+
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow the first `end` tokens of the request. No earlier
         `end` was greater, and the tokens before it stay as they are."""
@@ -54,6 +59,7 @@ class SuffixLookup:
     """
 
     looks_back = True
+    guess_s = 0.0
 
     def __init__(self) -> None:
         self._indexes: dict[str, _Index] = {}

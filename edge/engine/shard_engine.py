@@ -18,6 +18,8 @@ from edge import transport
 from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgram
 from edge.engine.compute_thread import ComputeThread
 from edge.engine.distributed_sampling import DistributedSampling
+from edge.engine.draft_model import DraftModel
+from edge.engine.draft_server import DraftServer
 from edge.engine.drafter import Drafter, SuffixLookup
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.kv_copies import KvCopies, KvCopyQuota, KvCopyQuotaShare, put_copy
@@ -76,8 +78,12 @@ class ShardEngine:
             shortlist_tokens=shortlist_tokens,
         )
         rewinds = has_states(assignment.model, assignment.kv_dtype)
+        self.draft_model = DraftModel(assignment.model.vocab_size)
+        """Asked for guesses, where this shard samples and is linked with a draft model."""
+        self._draft_server: DraftServer | None = None
+        """Guesses for another model."""
         self._speculator = Speculator(
-            {"lookup": drafter or SuffixLookup()},
+            {"lookup": drafter or SuffixLookup(), "draft": self.draft_model},
             has_experts=assignment.model.has_experts,
             rewinds=rewinds,
             predicted=dict(
@@ -251,6 +257,22 @@ class ShardEngine:
 
         self._post(work)
 
+    def serve_drafts(self, link: Link) -> None:
+        """Guess the tokens of a larger model for its sampler at the other end, in place of an
+        earlier one. For a shard that is a whole model."""
+        self._end_drafts()
+        assignment = self.assignment
+        self._draft_server = DraftServer(
+            link, assignment.limits, assignment.model.vocab_size, self._post
+        )
+        if self._is_over:
+            link.close()
+
+    def _end_drafts(self) -> None:
+        self.draft_model.close()
+        if self._draft_server is not None:
+            self._draft_server.close()
+
     def _copy(self, step: Step) -> None:
         program = self._program
         if self._copies is not None and program is not None and program.cache_digest:
@@ -391,6 +413,7 @@ class ShardEngine:
         self._parks = parks
         self._is_over = True
         self.links.close()
+        self._end_drafts()
         if self._program is not None:
             self._program.interrupt()  # a prefill chunk may take seconds
         self._thread.close()

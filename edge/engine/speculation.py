@@ -90,6 +90,8 @@ class _Answer:
     right: float
     """Share of right guesses, the newest counting most; each at the one token that follows."""
     is_paired: bool
+    guessed: int = 0
+    """Guesses of the last draft; the rest of it stands for missing ones."""
 
     def note(self, is_right: bool) -> None:
         self.right += _NEWEST * (is_right - self.right)
@@ -152,12 +154,22 @@ class Speculator:
         answer = self._followed(request, tokens, len(tokens), terms)
         if answer is None or most + again < 1 or not (answer.is_paired or again):
             return ()
+
+        def best(most: int) -> int:
+            return draft_length(
+                answer.right,
+                self.seconds.of,
+                most,
+                again=again,
+                rewinds=self._rewinds,
+                guess_s=answer.drafter.guess_s,
+            )
+
         guesses: Sequence[int] = ()
         if answer.is_paired and most > 0:
-            guesses = answer.drafter.propose(request, tokens, len(tokens), most)
-        length = draft_length(
-            answer.right, self.seconds.of, len(guesses), again=again, rewinds=self._rewinds
-        )
+            guesses = answer.drafter.propose(request, tokens, len(tokens), best(most))
+        length = best(len(guesses))
+        answer.guessed = min(length, len(guesses))
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
 
     def _followed(
@@ -224,7 +236,7 @@ class Speculator:
             return
         answer.drafter.accepted(request, drafted, accepted)
         if not answer.drafter.looks_back:
-            for number in range(min(accepted + 1, drafted)):
+            for number in range(min(accepted + 1, answer.guessed)):
                 answer.note(number < accepted)
 
     def forget(self, request: str) -> None:

@@ -88,6 +88,8 @@ class CoordinatorSessions:
         return {
             messages.Open: self._open,
             messages.Connect: self._connect,
+            messages.ServeDrafts: self._serve_drafts,
+            messages.AskDrafts: self._ask_drafts,
             messages.PutKv: self._put_kv,
             messages.Measure: self._measure,
             messages.Observed: self._observed,
@@ -332,6 +334,17 @@ class CoordinatorSessions:
         await hosted.connect(call.places, peer.settings.name, peer.credentials, peer.reached)
         digest = await asyncio.wrap_future(hosted.shard.prepare())
         return messages.Connected(kv_digest=digest or None)
+
+    async def _serve_drafts(self, call: messages.ServeDrafts) -> messages.Done:
+        self.get(call.session).serve_drafts(call.device)
+        return messages.Done()
+
+    async def _ask_drafts(self, call: messages.AskDrafts) -> messages.Done:
+        peer = self._peer
+        await self.get(call.session).ask_drafts(
+            call.source, peer.settings.name, peer.credentials, peer.reached
+        )
+        return messages.Done()
 
     async def _put_kv(self, call: messages.PutKv) -> messages.Done:
         hosted = self.get(call.session)

@@ -19,6 +19,7 @@ from edge.peer.backlog import Backlog
 from edge.peer.dialling import dial
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
+from edge.protocol.messages import DraftSource
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Place, Seat
@@ -76,6 +77,8 @@ class HostedShard:
         self._from: dict[Seat, str | None] = {}
         """The device at the other end of each accepted link."""
         self._places: Mapping[Seat, Place] | None = None
+        self._asks: tuple[str | None] | None = None
+        """The device whose sampler may ask for drafts."""
         self._changed = asyncio.Event()
         self._is_connecting = False
         self._connecting: asyncio.Timeout | None = None
@@ -100,6 +103,8 @@ class HostedShard:
         The same device may offer again: it gave up on its first link and dialled another address.
         """
         device = None if member is None else member.id
+        if seat == self.shard.links.seat:
+            return self._offer_questions(link, device)
         is_again = seat in self._arrived and self._from.get(seat, ()) == device
         is_awaited = seat in self.shard.links.neighbours and seat not in self._arrived
         if not (is_awaited or is_again) or self._is_connected or self._is_closed:
@@ -112,6 +117,51 @@ class HostedShard:
         self._arrived[seat] = link
         self._changed.set()
         return True
+
+    def serve_drafts(self, device: str | None) -> None:
+        """Accept a link with the questions of this device's sampler. Raises ProtocolError for a
+        shard that is no whole model."""
+        stages = self.assignment.plan.stages
+        if len(stages) > 1 or len(stages[0].shards) > 1:
+            raise ProtocolError("a draft model must be on one device")
+        self._asks = (device,)
+
+    def _offer_questions(self, link: Link, device: str | None) -> bool:
+        if self._asks != (device,) or self._is_closed:
+            return False
+        self._asks = None
+        self.shard.serve_drafts(link)
+        return True
+
+    async def ask_drafts(
+        self,
+        source: DraftSource | None,
+        name: str,
+        credentials: Credentials | None,
+        reached: MutableMapping[str, str],
+    ) -> None:
+        """Link up with a draft model; None: ask none any more. The others: see `connect`.
+
+        Raises NetworkError if it cannot be reached, and ProtocolError for a shard that does not
+        sample.
+        """
+        if not self.shard.links.is_sampler:
+            raise ProtocolError("only the shard that samples asks for drafts")
+        if source is None:
+            self.shard.draft_model.close()
+            return
+        to: dict[str, object] = {"stage": 0, "rank": 0, "to_stage": 0, "to_rank": 0}
+        hello = {"name": name, "session": source.session, **to}
+        link = await dial(source.place, hello, credentials, reached)
+        if self._is_closed:
+            link.close()
+            return
+        self.shard.draft_model.connect(
+            link,
+            context_tokens=source.context_tokens,
+            vocab_size=source.vocab_size,
+            ahead=source.ahead,
+        )
 
     @property
     def is_as_planned(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
 from edge.errors import RequestError, shown
 from edge.kernels.kv_cache.cache_size import keeps_remainders
@@ -227,17 +227,29 @@ class LoadOptions:
     that go through each expert. A fast device with little memory gets the most used experts. A plan
     by hand has its own `experts` of shards."""
 
-    speculate: Speculation = option(
-        "off",
-        help="Guess tokens by looking up the last ones earlier in prompt and answer, and compute "
-        "several in one step. lookup: always; auto: while the answer repeats such passages; off: "
-        "never.",
+    speculate: Speculation | None = option(
+        None,
+        choices=get_args(Speculation),
+        help="Guess tokens, and compute several in one step. lookup: by looking up the last ones "
+        "earlier in prompt and answer; auto: the same, while the answer repeats such passages; "
+        "draft: by the model of --draft; off: never.  [default: draft with --draft, else off]",
     )
     """Right guesses save steps, and wrong ones are cut off, so the answer stays the same; with
     `accuracy` "fast" it may differ where two tokens are nearly as likely, because a row alone is
     rounded in another way than several. An answer is guessed while it is alone. One with a grammar
     is not, nor are answers on GPUs, with `batch_invariant`, of models with recurrent states, or
     with `kv_dtype` "int4". Each request may ask for another way (`GenerationOptions`)."""
+
+    draft: str | Path | None = option(
+        None,
+        metavar="MODEL",
+        parse=str,
+        help="A small model of the same vocabulary that guesses tokens: a folder, a GGUF file, or "
+        "a name. It runs on a device that the plan leaves out, else beside the model.",
+    )
+    """Guesses are verified, so answers stay those of the model; see `speculate`. A model of another
+    vocabulary is refused, as is one for which no device has room. If its device is lost, answers go
+    on without it."""
 
     standby: Standby = option(
         "auto",
@@ -286,6 +298,17 @@ class LoadOptions:
             _check_devices(self.prefixes_of)
         if not isinstance(self.lora, str | Path | None):
             raise RequestError(f"lora must be the path of a folder, not {shown(self.lora)}")
+        if not isinstance(self.draft, str | Path | None):
+            raise RequestError(f"draft must be a model's path or name, not {shown(self.draft)}")
+        if self.speculate == "draft" and self.draft is None:
+            raise RequestError(
+                'speculate "draft" needs a draft model', remedy="name one: draft, or --draft MODEL"
+            )
+        if self.draft is not None and (self.batch_invariant or self.observes):
+            raise RequestError(
+                "batch_invariant and observed loads guess no tokens",
+                remedy="leave out the draft model",
+            )
         wait_s = self.wait_for_peers_s
         if type(wait_s) not in (int, float) or not 0 <= wait_s <= MOST_WAIT_S:
             raise RequestError(
@@ -296,6 +319,11 @@ class LoadOptions:
             raise RequestError(f"spot_check must be 0 to 1, not {shown(share)}")
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
+
+    @property
+    def usually_speculates(self) -> Speculation:
+        """How tokens are guessed where a request leaves it open."""
+        return self.speculate or ("off" if self.draft is None else "draft")
 
     @property
     def keeps_shape(self) -> bool:
@@ -363,7 +391,8 @@ class LoadOverrides(TypedDict, total=False):
     prefixes_of: tuple[str, ...] | None
     stream: Streaming
     experts: ExpertCut
-    speculate: Speculation
+    speculate: Speculation | None
+    draft: str | Path | None
     standby: Standby
     spot_check: float
     wait_for_peers_s: float

@@ -216,6 +216,42 @@ class Connect(Call[Connected]):
     places: Annotated[Mapping[Seat, Place], Meta(max_length=MOST_SHARDS)]
 
 
+# Calls: a draft model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeDrafts(Call[Done]):
+    """Have a loaded model guess the tokens of a larger one, for the device that samples those and
+    links up next."""
+
+    kind, limit_s = "serve_drafts", 60.0
+    session: str
+    device: str | None
+    """Its id; None: it has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSource:
+    """A draft model that serves drafts: where it is, and its sizes."""
+
+    place: Place
+    session: str
+    context_tokens: Annotated[int, Meta(ge=1)]
+    vocab_size: Annotated[int, Meta(ge=1)]
+    ahead: bool
+    """It drafts on while steps run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskDrafts(Call[Done]):
+    """Have the sampler link up with a draft model, and ask it from then on, or ask none."""
+
+    kind, limit_s = "ask_drafts", 60.0
+    session: str
+    source: DraftSource | None
+    """None: there is none any more."""
+
+
 # Posts, which every peer gets in the same order, and the events that report their outcome
 
 
@@ -547,7 +583,7 @@ class Leaving(Event):
 FRAMES = table(
     (
         Describe, MemoryRate, Profile, Prove, Probe, Glance, SetMemory, TakeOver, Keep,
-        Offer, Piece, Seal, Open, Connect,
+        Offer, Piece, Seal, Open, Connect, ServeDrafts, AskDrafts,
         MatchPrefix, PrefixMatched, Reserve, Reserved, RunStep, KvRows, PutKv, Tokens, Logits,
         States, YieldRun, SwapOut, SwappedOut, SaveState, Finish, Measure, Observed, Close, Leaving,
         Failed, Waits, AskLink, LinkSent,

@@ -36,9 +36,9 @@ MOST_DRAFTED = 15
 """The longest draft. With the token before it, it makes an even number of rows, as every draft
 does."""
 
-Speculation = Literal["auto", "off", "lookup"]
+Speculation = Literal["auto", "off", "lookup", "draft"]
 """How drafts of an answer are made. "lookup": by looking up the last tokens earlier in prompt and
-answer; "auto": the same, once the answer repeats them."""
+answer; "auto": the same, once the answer repeats them; "draft": by a small model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
 from edge.partition import Plan
 from edge.protocol.client import PeerClient
-from edge.protocol.frame_codec import Post
-from edge.protocol.messages import Close, Connect, Measure, Observed, PutKv
+from edge.protocol.frame_codec import Call, Post
+from edge.protocol.messages import Close, Connect, Done, Measure, Observed, PutKv
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat, sampler_seat
@@ -133,6 +133,9 @@ class Connections:
 
     async def post_sampler(self, post: Post) -> None:
         await self._clients[self._sampler_seat].post(post)
+
+    async def call_sampler(self, call: Call[Done]) -> None:
+        await self._clients[self._sampler_seat].call(call)
 
     async def release(self, gone: Collection[str] = (), *, parks: bool = False) -> None:
         """Wait until each peer has freed its shard, except lost ones, then disconnect.

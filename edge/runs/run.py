@@ -16,7 +16,7 @@ from edge.partition import Plan
 from edge.protocol.assignment import Copies
 from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import Tokens
+from edge.protocol.messages import AskDrafts, DraftSource, Tokens
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat
@@ -174,6 +174,15 @@ class PlanRun:
     async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The sums of one of a shard's `observed_runs`: float32 of this shape."""
         return await self._connections.observed(seat, run, shape)
+
+    @property
+    def most_drafted(self) -> int:
+        """The longest draft; 0: nothing is guessed on this plan."""
+        return 0 if self._state is None else self._state.limits.drafts
+
+    async def ask_drafts(self, source: DraftSource | None) -> None:
+        """Have the sampler ask this draft model; None: none any more."""
+        await self._connections.call_sampler(AskDrafts(session=self.session, source=source))
 
     async def aclose(self) -> None:
         """Free everything on the peers and hang up. May be called again."""

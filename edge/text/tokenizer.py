@@ -13,6 +13,7 @@ transformers 5 hold where the two packages differ:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of tokens, added ones included. A model may compute logits for more."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def tokens_digest(self) -> str:
+        """A digest of all tokens and their ids."""
+        tokens = self._backend.get_vocab(with_added_tokens=True)
+        return hashlib.sha256(repr(sorted(tokens.items())).encode()).hexdigest()
 
     @property
     def special_tokens(self) -> Mapping[str, str]:

@@ -19,13 +19,14 @@ def draft_length(
     *,
     again: int = 0,
     rewinds: bool = False,
+    guess_s: float = 0.0,
 ) -> int:
     """The length, up to `most`, of the draft that gives the most tokens per second, of those that
     make the number of rows even.
 
     right: chance of a guess whose predecessors are right. seconds: of a step of so many rows.
     again: rows before it that are computed again. rewinds: after a wrong guess, the right rows are
-    computed again.
+    computed again. guess_s: time to make a guess.
     """
     shortest = 1 - again % 2
     best, most_per_s = shortest, 0.0
@@ -37,7 +38,7 @@ def draft_length(
             rows_again += right ** (length - 1) * (1 - right) * (again + length)
             expected += right**length
         if length % 2 == shortest:
-            taken_s = seconds(again + 1 + length) + row_s * rows_again
+            taken_s = seconds(again + 1 + length) + row_s * rows_again + length * guess_s
             if expected / taken_s > most_per_s:
                 best, most_per_s = length, expected / taken_s
     return best

@@ -39,6 +39,7 @@ class ScriptedDrafter:
     drafted: int = 0
     right: int = 0
     looks_back: bool = True
+    guess_s: float = 0.0
 
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         assert list(tokens[:end]) == self.known[:end], "only what was chosen is known"

@@ -29,7 +29,7 @@ from edge.studies.versus_llama_cpp import Comparison, Llama, compare, spreads
 
 
 @click.command("bench", short_help="Measure a model's speed and its bottleneck.")
-@model_options(defaults={"speculate": "off"})
+@model_options()
 @given_options("wanted", BenchmarkOptions)
 @click.option(
     "--vs",
@@ -76,7 +76,7 @@ def command(
     if (vs is None) != (gguf is None):
         raise click.UsageError("--vs llama.cpp and --gguf FILE go together; give both")
     context_tokens = wanted.prompt_tokens + wanted.new_tokens
-    speculate = options.speculate
+    speculate = options.usually_speculates
     options = replace(
         options,
         speculate="off",

@@ -36,6 +36,7 @@ from edge.protocol.peer_info import (
 )
 from edge.protocol.topology import Seat
 from edge.runs.delivery import Delivered, Delivery
+from edge.runs.drafting import Drafting
 from edge.runs.load import ShareRefusedError, load_model
 from edge.runs.resolved import ResolvedLoad
 from edge.runs.run import PlanRun
@@ -102,6 +103,8 @@ class Reloading:
     peers: dict[str, PeerInfo]
     """Present peers by id; kept up to date."""
     lease: Lease
+    drafting: Drafting | None = None
+    """The draft model, which follows the plan."""
     manifests: Mapping[Seat, str] = field(default_factory=dict)
     """Digest of each shard's weights, for the plan that runs or ran last."""
     take_ready: TakeReady = nothing_is_ready
@@ -115,6 +118,7 @@ class Reloading:
     async def __call__(self, lost: Collection[str], on_end: OnEnd) -> PlanRun:
         """Load without the lost devices. If too few peers are left, wait for more, once for each
         loss and as long as the options allow. Returning devices get a moment to free memory."""
+        await self._stop_drafting()
         ids = {peer.name: peer.id for peer in self.candidates()}
         lost = {ids.get(each, each) for each in lost}
         self.on_lost(lost)
@@ -138,6 +142,11 @@ class Reloading:
             await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, until_s - loop.time())))
             with contextlib.suppress(NetworkError):  # there may still be no peer
                 await self.look_for_more()
+
+    async def _stop_drafting(self) -> None:
+        """Free the memory of the draft model, which the next plan may need."""
+        if self.drafting is not None:
+            await self.drafting.stop()
 
     async def _freed(self, peer: PeerInfo) -> None:
         with contextlib.suppress(NetworkError, PeerError):  # the peer may be gone after all
@@ -201,6 +210,7 @@ class Reloading:
 
     async def by(self, proposal: Proposal, on_end: OnEnd) -> PlanRun:
         """Load by this plan. Raises PeerLostError if one of its devices is missing."""
+        await self._stop_drafting()
         wanted = [peer for peer in self.candidates() if peer.id in proposal.plan.devices]
         living = await self._living((), wanted)
         for peer in wanted:
@@ -259,6 +269,8 @@ class Reloading:
         self.manifests = loaded.manifests
         self.peers.clear()
         self.peers |= {peer.id: peer for peer in known}
+        if self.drafting is not None:
+            self.drafting.follow(loaded, proposal, known)
         return loaded
 
     async def cached(self, peers: Sequence[PeerInfo]) -> dict[str, list[Seat]]:

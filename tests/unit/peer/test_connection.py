@@ -39,7 +39,15 @@ from edge.protocol.fields import token_bytes
 from edge.protocol.frame_codec import SMALL, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.measurements import MemoryRate
-from edge.protocol.messages import Close, Connect, Describe, Finish, MatchPrefix, RunStep
+from edge.protocol.messages import (
+    Close,
+    Connect,
+    Describe,
+    DraftSource,
+    Finish,
+    MatchPrefix,
+    RunStep,
+)
 from edge.protocol.step import MAX_REQUESTS, Step, StepEntry, StepLimits
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
@@ -563,17 +571,64 @@ def test_measurements_count_as_their_users(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def hosted_shard(layout: str) -> HostedShard:
+    two_stages = layout == "pipeline_2"
+    rules = WireRules(sums=(WireRule(),) * (1 + two_stages), hops=(WireRule(),) * two_stages)
+    return HostedShard(
+        solo_assignment(plain_spec(num_layers=2), LIMITS, rules, layout=layout),
+        Manifest(tensors=(), total_bytes=0),
+        lambda _event: None,
+        KvRoom(memory_bytes=None, disk=None),
+    )
+
+
+def test_one_device_may_ask_a_draft_model_once_it_was_named() -> None:
+    async def main() -> None:
+        hosted = hosted_shard("solo")
+        one, other = (
+            Member(id=each, name=each, roles=frozenset({LEND}), edition=0) for each in "ab"
+        )
+        with contextlib.ExitStack() as stack:
+            pairs = [stack.enter_context(link_pair("tcp")) for _ in range(3)]
+            assert not hosted.offer((0, 0), pairs[0][0], one), "nobody was named"
+            hosted.serve_drafts("a")
+            assert not hosted.offer((0, 0), pairs[0][0], other)
+            assert not hosted.offer((0, 1), pairs[0][0], one)
+            assert hosted.offer((0, 0), pairs[0][0], one)
+            assert not hosted.offer((0, 0), pairs[1][0], one), "it was named for one link"
+            hosted.serve_drafts("b")
+            assert hosted.offer((0, 0), pairs[2][0], other)
+            with pytest.raises(TransportError):
+                pairs[0][1].receive(np.zeros(1))  # the earlier one is over
+            await hosted.aclose()
+            with pytest.raises(TransportError):
+                pairs[2][1].receive(np.zeros(1))
+
+    asyncio.run(main())
+
+
+def test_drafts_are_of_a_whole_model_and_for_the_shard_that_samples() -> None:
+    async def main() -> None:
+        hosted = hosted_shard("pipeline_2")
+        with pytest.raises(ProtocolError, match="a draft model must be on one device"):
+            hosted.serve_drafts("a")
+        place = Place(name="n", addresses=("127.0.0.1:1",))
+        source = DraftSource(place=place, session="t", context_tokens=9, vocab_size=9, ahead=True)
+        with pytest.raises(ProtocolError, match="only the shard that samples"):
+            await hosted.ask_drafts(source, "n", None, {})
+        await hosted.aclose()
+        hosted = hosted_shard("solo")
+        await hosted.ask_drafts(None, "n", None, {})
+        await hosted.aclose()
+
+    asyncio.run(main())
+
+
 def test_a_neighbour_may_come_again_before_all_are_there() -> None:
     """It has given up its first link, and nobody else may take its seat."""
 
     async def main() -> None:
-        rules = WireRules(sums=(WireRule(),) * 2, hops=(WireRule(),))
-        hosted = HostedShard(
-            solo_assignment(plain_spec(num_layers=2), LIMITS, rules, layout="pipeline_2"),
-            Manifest(tensors=(), total_bytes=0),
-            lambda _event: None,
-            KvRoom(memory_bytes=None, disk=None),
-        )
+        hosted = hosted_shard("pipeline_2")
         one, other = (
             Member(id=each, name=each, roles=frozenset({LEND}), edition=0) for each in "ab"
         )

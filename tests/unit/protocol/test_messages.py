@@ -146,6 +146,18 @@ FRAMES_SENT = (
     messages.AskLink(session="s", stage=1, rank=0),
     messages.LinkSent(stage=1, rank=0, sent=8),
     messages.Leaving(),
+    messages.ServeDrafts(session="s", device="d"),
+    messages.AskDrafts(
+        session="s",
+        source=messages.DraftSource(
+            place=Place(name="n", addresses=("10.0.0.1:1",)),
+            session="t",
+            context_tokens=9,
+            vocab_size=8,
+            ahead=True,
+        ),
+    ),
+    messages.AskDrafts(session="s", source=None),
     Failed.of(errors.PeerLostError("near", "gone")),
 )
 DESCRIPTION = PeerDescription(

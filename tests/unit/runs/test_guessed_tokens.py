@@ -35,7 +35,7 @@ class Guesses:
     """Knows the answers, and errs at random; every other draft is right."""
 
     answers: list[list[int]]
-    looks_back = True
+    looks_back, guess_s = True, 0.0
 
     def __init__(self) -> None:
         self._draw = np.random.default_rng(5)

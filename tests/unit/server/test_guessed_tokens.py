@@ -31,7 +31,7 @@ def test_every_interface(said: dict[str, Any]) -> None:
 
 
 def test_another_way_is_refused() -> None:
-    with pytest.raises(Refusal, match="one of auto, lookup, off"):
+    with pytest.raises(Refusal, match="one of auto, draft, lookup, off"):
         openai_fields.chat_question(Fields({"messages": [HELLO], "speculate": "mtp"}))
 
 
