@@ -181,7 +181,7 @@ class RunLoop:
         ends = self._choice.take(step, [each.token for each in chosen])
         del chosen[len(ends) :]
         tokens = [each.token for each in chosen]
-        last = self._must_yield or any(ends) or self._choice.is_cancelled(step)
+        last = self._must_yield or any(ends) or self._choice.ends_run(step)
         if step.drafts:
             following, done = self._draft(step, tokens, is_over=last, now_s=chosen_s)
         else:

@@ -68,7 +68,8 @@ class Step:
     run: above 1, the shards go on by themselves, with each sampled token as the next step's input,
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
 
-    drafts: the most tokens of a draft in each step of a run of one request; see `drafted`.
+    drafts: the most tokens of a draft in each step of a run of one request; see `drafted`. With
+    token masks (`RunStep`) the run ends with its first step.
 
     spare: as many of the last tokens only make the number of rows even, and are cut off again.
 

@@ -61,15 +61,18 @@ def _decode(state: SchedulingState) -> Step | None:
         return None
     ready = [are_ready[name] for name in state.slots.arranged(tuple(are_ready))]
     run, drafts = _run(state, ready)
-    # An answer with guesses goes on in steps of two rows at least, though there is none yet.
-    rows = 2 if drafts and ready[0].is_paired else 1
+    draft: tuple[int, ...] = ()
+    if drafts and ready[0].is_paired:
+        # An answer with guesses goes on in steps of two rows at least, though there is none yet.
+        guesses = ready[0].guesses[: run - 1] if ready[0].is_led else ()
+        draft = (*guesses, *ready[0].tokens[-1:] * (1 - len(guesses) % 2))
     return Step(
         entries=tuple(
             StepEntry(
                 request=entry.request,
                 position=entry.computed,
-                tokens=(entry.tokens[-1],) * rows,
-                logit_rows=rows,
+                tokens=(entry.tokens[-1], *draft),
+                logit_rows=1 + len(draft),
             )
             for entry in ready
         ),
@@ -197,15 +200,19 @@ def _run(state: SchedulingState, entries: Sequence[RequestState]) -> tuple[int, 
     """
     if len(entries) < state.residency.num_inside or state.residency.awaits_room:
         return 1, 0
-    if any(entry.is_led for entry in entries):
-        return 1, 0
-    first = entries[0]
+    first, is_led = entries[0], any(entry.is_led for entry in entries)
     if len(entries) == 1 and first.speculate != "off" and state.limits.drafts:
         # Guesses have keys and values as well, until they turn out to be wrong. A request longer
         # than memory would have them on disk.
         tokens = min(first.memory.room, first.memory.longest) - len(first.tokens)
         if tokens > 0 and first.memory.longest <= state.limits.memory_tokens:
-            return tokens, state.limits.drafts
+            drafts = state.limits.drafts
+            if not is_led:
+                return tokens, drafts
+            if first.is_paired:  # one step, as the next one needs further masks
+                return 1 + min(len(first.guesses), drafts, tokens - 1), drafts
+    if is_led:
+        return 1, 0
     tokens = min(  # the last token is not computed
         min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens) for entry in entries
     )

@@ -35,6 +35,7 @@ class Guesses:
     """Knows the answers, and errs at random; every other draft is right."""
 
     answers: list[list[int]]
+    looks_back = True
 
     def __init__(self) -> None:
         self._draw = np.random.default_rng(5)
