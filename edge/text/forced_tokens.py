@@ -37,6 +37,7 @@ _MOST_KNOWN = 4096
 """Tokens whose bytes are kept."""
 
 _WHITE = b" \t\n\r"
+_NUMBER = frozenset(bytes([byte]) for byte in b"-0123456789")
 _SPACED = b":,"
 """Bytes that a space follows in an answer without white space so far."""
 
@@ -187,7 +188,7 @@ class ForcedTokens:
 
     def _behind_space(self, at: llguidance.LLMatcher, end: AnswerEnd, before: bytes) -> bytes:
         """White space and a byte, where the grammar forces this byte, and leaves white space before
-        it open."""
+        it open. White space alone before a number: tokens do not join them."""
         ids = ids_of(np.frombuffer(at.compute_bitmask(), np.uint8), _MOST_BRANCHES)
         if ids is None:
             return b""
@@ -197,10 +198,10 @@ class ForcedTokens:
                 return b""
             firsts.add(piece.lstrip(_WHITE)[:1])
         firsts.discard(b"")
-        if len(firsts) != 1:
-            return b""
-        (byte,) = firsts
-        return end.space_before(before, byte) + byte
+        if len(firsts) == 1:
+            (byte,) = firsts
+            return end.space_before(before, byte) + byte
+        return end.space_before(before, b"0") if firsts and firsts <= _NUMBER else b""
 
     def _special(self, at: llguidance.LLMatcher) -> Sequence[int]:
         """The only token that may come, where it is one."""
