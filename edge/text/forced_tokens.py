@@ -36,6 +36,9 @@ _CONTEXT_TOKENS = 8
 _MOST_KNOWN = 4096
 """Tokens whose bytes are kept."""
 
+_SPECIAL = 0xFF
+"""The byte, of no text, with which llguidance begins a special token."""
+
 _WHITE = b" \t\n\r"
 _NUMBER = frozenset(bytes([byte]) for byte in b"-0123456789")
 _SPACED = b":,"
@@ -157,38 +160,29 @@ class ForcedTokens:
         """The tokens that probably follow, as far as the grammar forces them. The matcher stays
         where it is."""
         matcher.compute_bitmask()  # which copies then need not do again
-        at, found = matcher.deep_copy(), list[int]()
-        text = end.text
-        while len(found) < MOST_TOKENS:
-            at.compute_bitmask()
-            forced = self._text(at.deep_copy(), end, text[len(end.text) :])
-            tokens = self._spelt(text, forced) if forced else self._special(at)
-            for token in tokens:
-                if len(found) == MOST_TOKENS or not at.consume_token(token):
-                    return tuple(found)
-                found.append(token)
-            if not forced or not tokens:
-                break
-            text += forced
-        return tuple(found)
+        forced = self._text(matcher.deep_copy(), end)
+        found = list(self._spelt(end.text, forced)) if forced else []
+        return tuple(found[: matcher.validate_tokens(found[:MOST_TOKENS])])
 
-    def _text(self, at: llguidance.LLMatcher, end: AnswerEnd, before: bytes) -> bytes:
-        """The forced text from here on. before: the text since the answer's end."""
+    def _text(self, at: llguidance.LLMatcher, end: AnswerEnd) -> bytes:
+        """The forced text from here on."""
         text = b""
         while len(text) < _MOST_BYTES:
-            more = at.compute_ff_bytes() or self._behind_space(at, end, before + text)
+            more = at.compute_ff_bytes() or self._behind_space(at, end, text)
             if not more:
                 break
             for byte in more[: _MOST_BYTES - len(text)]:
                 token = self._byte_tokens.get(byte)
-                if token is None or not at.consume_token(token):
+                if token is None or byte == _SPECIAL or not at.consume_token(token):
                     return text
                 text += bytes([byte])
         return text
 
     def _behind_space(self, at: llguidance.LLMatcher, end: AnswerEnd, before: bytes) -> bytes:
         """White space and a byte, where the grammar forces this byte, and leaves white space before
-        it open. White space alone before a number: tokens do not join them."""
+        it open. White space alone before a number: tokens do not join them.
+
+        before: the text since the answer's end."""
         ids = ids_of(np.frombuffer(at.compute_bitmask(), np.uint8), _MOST_BRANCHES)
         if ids is None:
             return b""
@@ -202,11 +196,6 @@ class ForcedTokens:
             (byte,) = firsts
             return end.space_before(before, byte) + byte
         return end.space_before(before, b"0") if firsts and firsts <= _NUMBER else b""
-
-    def _special(self, at: llguidance.LLMatcher) -> Sequence[int]:
-        """The only token that may come, where it is one."""
-        ids = ids_of(np.frombuffer(at.compute_bitmask(), np.uint8), 1)
-        return [] if ids is None else ids.tolist()
 
     def _spelt(self, before: bytes, text: bytes) -> Sequence[int]:
         """The tokens of a text behind another; empty: they are not known."""

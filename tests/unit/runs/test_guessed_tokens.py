@@ -268,3 +268,28 @@ def test_an_answer_with_a_schema_goes_on_elsewhere(
         assert 0 < first.passes.accepted < first.passes.drafted
 
     asyncio.run(main())
+
+
+def test_rows_in_pairs_follow_from_the_tokens_of_a_schema(
+    tmp_path: Path, grammars: Grammars
+) -> None:
+    """Not from how long drafts may be, which is another with another load."""
+    found: dict[int, Answer] = {}
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as daemons, asyncio.timeout(PATIENCE_S):
+            for chunk in (2, 4, 16):
+                limits = replace(LIMITS, chunk_tokens=chunk)
+                model = await load(daemons, "solo", limits, Owner(), tmp_path)
+                sink = Results()
+                found[chunk] = led(grammars, sink, "auto", 1)
+                model.submit(found[chunk])
+                await sink.ended.wait()
+                await model.aclose()
+
+    asyncio.run(main())
+    assert found[2].tokens == found[4].tokens == found[16].tokens
+    assert found[2].together == found[4].together == found[16].together
+    passes = [answer.passes.passes for answer in found.values()]
+    assert passes == sorted(passes, reverse=True)
+    assert passes[0] > passes[-1]

@@ -12,8 +12,10 @@ import pytest
 from edge.demos.bundled import MODEL
 from edge.errors import RequestError
 from edge.text import Tokenizer
+from edge.text.detokenizer import Vocabulary
 from edge.text.grammar import Grammar, Grammars, Matcher, schema_grammar
 from tests.support.call_templates import random_schema
+from tests.support.small_tokenizers import letters
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -162,3 +164,21 @@ def test_masks_end_before_a_token_that_may_not_follow(
     matcher.take(begin)
     with pytest.raises(RequestError):
         matcher.take(wrong)
+
+
+def test_guesses_end_before_a_special_token() -> None:
+    """Which a grammar may name by its id. Nor is the end of an answer guessed."""
+    pieces = ["a", "b", "ab", "ÿ", "<call>", "<end>", "ba"]
+    grammars = Grammars(
+        Vocabulary(letters(pieces)),
+        vocab_size=7,
+        end_ids=frozenset({5}),
+        encode=lambda text: [pieces.index(sign) for sign in text],
+    )
+    matcher = grammars.begin(Grammar('start: "ab" "a" <[4]> "b" "ab"'), guesses=True)
+    found = []
+    for token in (2, 0, 4, 1, 0, 1):
+        found.append(matcher.guesses)
+        matcher.take(token)
+    assert found == [(), (0,), (), (1, 0, 1), (0, 1), (1,)]
+    assert matcher.guesses == ()
