@@ -84,9 +84,9 @@ class AnswersUnderWay:
         for entry in step.entries:
             answer = self._answers.get(entry.request)
             if entry.logit_rows and answer is not None and answer.matcher is not None:
-                masks[answer.id] = [self._masks[answer.id]]
-                if step.run > 1:
-                    masks[answer.id] += answer.matcher.allowed_after(entry.tokens[1 : step.run])
+                guesses = entry.tokens[len(entry.tokens) - step.drafted :][: step.run - 1]
+                behind = answer.matcher.allowed_after(guesses) if guesses else []
+                masks[answer.id] = [self._masks[answer.id], *behind]
         return masks
 
     def allow(self, answer: Answer, matcher: Matcher) -> None:
