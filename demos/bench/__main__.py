@@ -21,7 +21,7 @@ CASES = {
     "kv-formats": ("quality", "What formats of keys and values lose, and their speed."),
     "gguf-types": ("gguf_types", "The same numbers as llama.cpp, for each type of GGUF."),
     "bigger-than-memory": ("limited", "Models larger than a limit of memory."),
-    "guesses": ("guesses", "Guessed tokens, on text that repeats and on new text."),
+    "guesses": ("guesses", "Guessed tokens: repeated text, new text, JSON of a schema."),
     "drafts": ("drafts", "A draft model, on its own device or another."),
     "arriving-prompt": ("arriving_prompt", "Answers under way while a long prompt is read."),
     "serving": ("serving", "Many clients of one server."),

@@ -185,7 +185,12 @@ class Asking:
                 remedy="leave both out, or put the model's tokenizer.json beside it",
             )
         is_thinking = tokenizer.begins_thinking(terms.prompt)
-        return partial(grammars.begin, terms.grammar, is_thinking=is_thinking)
+        return partial(
+            grammars.begin,
+            terms.grammar,
+            is_thinking=is_thinking,
+            guesses=terms.speculate != "off",
+        )
 
     def ids(self, prompt: Prompt) -> Sequence[int]:
         return self._model.required_tokenizer.encode(prompt) if isinstance(prompt, str) else prompt

@@ -208,6 +208,7 @@ def _grammars(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Grammars:
         vocab_size=checkpoint.spec.vocab_size,
         end_ids=checkpoint.end_ids,
         marks=tokenizer.answer_form.thinking_marks,
+        encode=tokenizer.encode_part,
     )
 
 

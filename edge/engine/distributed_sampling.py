@@ -37,6 +37,7 @@ from edge.kernels.sampling.shortlist import (
     shortlist_dtype,
 )
 from edge.protocol.step import FinishReason, SamplingTerms, Step
+from edge.protocol.token_masks import PackedMask, unpacked
 from edge.transport import Collective, SoloCollective
 
 
@@ -56,8 +57,8 @@ class _Request:
     history: array[int] = field(default_factory=lambda: array("q"))
     """Its tokens so far; numpy reads them in place."""
     new_tokens: int = 0
-    mask: Bits | None = None
-    """Tokens that the grammar allows in the step under way; None: any."""
+    masks: Sequence[Bits] = ()
+    """Tokens that the grammar allows in the rows of the step under way; empty: any."""
     is_cancelled: bool = False
     """Set by the loop's thread; read between the steps of a run."""
 
@@ -70,8 +71,16 @@ class _Choice:
     """The entry's place in the step."""
     row: int
     """The row's place in the entry, counted from the last (−1)."""
+    rows: int
+    """Rows of the entry that want a token."""
     end: int
     request: _Request
+
+    @property
+    def mask(self) -> Bits | None:
+        """Tokens that the grammar allows; None: any. Rows behind those with a mask are not used."""
+        masks, number = self.request.masks, self.row + self.rows
+        return masks[number] if number < len(masks) else None
 
     @property
     def history(self) -> NDArray[np.int64]:
@@ -123,10 +132,12 @@ class DistributedSampling:
         """Announce a prompt whose first step may begin anywhere in it."""
         self._recalled[request] = array("q", prompt)
 
-    def allow(self, step: Step, masks: Mapping[str, Bits]) -> None:
+    def allow(self, step: Step, masks: Mapping[str, Sequence[PackedMask]]) -> None:
         """Set the token masks of this step."""
-        for choice in self._choices(step):
-            choice.request.mask = masks.get(step.entries[choice.index].request)
+        for entry in step.entries:
+            if (request := self._requests.get(entry.request)) is not None:
+                packed = masks.get(entry.request, ())
+                request.masks = [unpacked(mask, self._vocab_size) for mask in packed]
 
     def wants_logits(self, step: Step) -> bool:
         """Whether the step wants logits instead of tokens: one of its requests was not begun."""
@@ -258,9 +269,14 @@ class DistributedSampling:
         is_answer = request is not None and entry.position >= request.terms.prompt_tokens
         return step.drafts > 0 and step.num_tokens > 1 and is_answer
 
-    def is_cancelled(self, step: Step) -> bool:
-        """Whether a request of the step was cancelled."""
-        return any(choice.request.is_cancelled for choice in self._choices(step))
+    def ends_run(self, step: Step) -> bool:
+        """Whether a request of the step was cancelled, or needs masks for its next step."""
+        requests = [choice.request for choice in self._choices(step)]
+        return any(request.is_cancelled or request.masks for request in requests)
+
+    def is_led(self, step: Step) -> bool:
+        """Whether a grammar leads a request of the step."""
+        return any(choice.request.masks for choice in self._choices(step))
 
     def _choices(self, step: Step) -> Iterator[_Choice]:
         """The rows that want a token: the last of each entry, or all of a draft's."""
@@ -268,7 +284,7 @@ class DistributedSampling:
         for index, entry in enumerate(step.entries):
             if entry.logit_rows and (request := self._requests.get(entry.request)) is not None:
                 for row in range(-rows, 0):
-                    yield _Choice(index, row, entry.end + row + 1, request)
+                    yield _Choice(index, row, rows, entry.end + row + 1, request)
 
     def remember(self, step: Step) -> None:
         """Add the step's tokens to the histories, in place of guesses that were wrong. Called by
@@ -285,18 +301,18 @@ class DistributedSampling:
     def _allowed(self, choice: _Choice) -> Bits | None:
         """Tokens that may be chosen; None: any. The mask without end tokens while the answer has
         too few tokens; the mask itself where only end tokens are left of it."""
-        request, terms = choice.request, choice.request.terms
+        mask, terms = choice.mask, choice.request.terms
         answered = choice.end - terms.prompt_tokens
         if answered >= terms.sampling.min_tokens or not terms.end_ids:
-            return request.mask
+            return mask
         bits = np.full(-(-self._vocab_size // 8), 0xFF, np.uint8)
-        if request.mask is not None:
-            bits = request.mask.copy()
+        if mask is not None:
+            bits = mask.copy()
         for id in terms.end_ids:
             if id < self._vocab_size:
                 bits[id >> 3] &= ~(1 << (id & 7)) & 0xFF
         left = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
-        return bits if left.any() else request.mask
+        return bits if left.any() else mask
 
     def extend(self, request: str, tokens: Sequence[int]) -> None:
         """Add tokens that were restored instead of computed. Before `begin` they are the request's

@@ -98,8 +98,9 @@ class DraftRuns:
             (entry,) = step.entries
             known, terms = self.choice.known(step)
             first = entry.end - entry.logit_rows + 1
-            tokens = [each.token for each in chosen]
-            del chosen[self.speculator.settle(entry.request, known, first, tokens, terms) :]
+            if not self.choice.is_led(step):
+                tokens = [each.token for each in chosen]
+                del chosen[self.speculator.settle(entry.request, known, first, tokens, terms) :]
             ends = self.choice.take(step, [each.token for each in chosen])
             del chosen[len(ends) :]
             if step.is_decode and begun_s:
@@ -108,7 +109,7 @@ class DraftRuns:
             settled = entry.end - entry.logit_rows + len(chosen)
             if step.drafted:
                 self.speculator.verified(entry.request, step.drafted, len(chosen) - 1)
-            is_cancelled = self.must_yield() or self.choice.is_cancelled(step)
+            is_cancelled = self.must_yield() or self.choice.ends_run(step)
             is_over = is_cancelled or any(ends) or len(chosen) == step.run
             if is_over:
                 self._tell(step, _Told(_IS_OVER, settled, 0, ()))

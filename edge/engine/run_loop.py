@@ -182,7 +182,7 @@ class RunLoop:
         chosen_s = time.monotonic()
         tokens = [each.token for each in chosen]
         ends = self._choice.take(step, tokens)
-        is_over = self._must_yield or any(ends) or self._choice.is_cancelled(step) or step.run == 1
+        is_over = self._must_yield or any(ends) or self._choice.ends_run(step) or step.run == 1
         told = np.full(step.batch, END_OF_RUN, np.int64)
         if not is_over:
             told[...] = tokens

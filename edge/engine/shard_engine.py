@@ -29,7 +29,6 @@ from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
 from edge.errors import PlanError, RequestError
-from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.memory.step_memory import has_states
 from edge.offload import KVTier, StoreError
@@ -39,6 +38,7 @@ from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import SamplingTerms, Step
 from edge.protocol.step_times import DRAFT_ROWS, ExpectedStep, StepTimes
+from edge.protocol.token_masks import PackedMask
 from edge.protocol.topology import Seat
 from edge.transport import Link
 from edge.transport.frame import Buffer
@@ -48,7 +48,7 @@ from edge.weights.observation import observed_runs
 _log = logging.getLogger(__name__)
 
 NO_TERMS: Mapping[str, SamplingTerms] = {}
-NO_MASKS: Mapping[str, Bits] = {}
+NO_MASKS: Mapping[str, Sequence[PackedMask]] = {}
 
 
 class ShardEngine:
@@ -224,13 +224,13 @@ class ShardEngine:
         self,
         step: Step,
         terms: Mapping[str, SamplingTerms] = NO_TERMS,
-        masks: Mapping[str, Bits] = NO_MASKS,
+        masks: Mapping[str, Sequence[PackedMask]] = NO_MASKS,
     ) -> None:
         """Queue a step; its outcome comes through `report`.
 
         terms: those of requests that want tokens, with their first step; for the others logits are
-        reported. masks: tokens that may come next, for constrained requests. Only shards of the
-        last stage use the two, and each of them needs both.
+        reported. masks: tokens that may come next, by rows, for constrained requests. Only shards
+        of the last stage use the two, and each of them needs both.
         """
         for request in terms:
             self._begun_s[request] = time.monotonic()

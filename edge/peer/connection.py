@@ -44,7 +44,7 @@ from edge.protocol.heartbeat import (
     show_life,
 )
 from edge.protocol.kept_files import AllKept, Keep
-from edge.protocol.token_masks import mask_bytes
+from edge.protocol.token_masks import most_mask_bytes
 from edge.transport import MEMBER, Channel, Frame, Member
 from edge.transport.frame import FrameLimits
 
@@ -275,7 +275,7 @@ class Connection:
             )
         if kind == messages.RunStep.kind:
             most = [
-                each.limits.requests * mask_bytes(each.model.vocab_size) for each in assignments
+                most_mask_bytes(each.limits.requests, each.model.vocab_size) for each in assignments
             ]
             return replace(limits, payload_bytes=max(SMALL.payload_bytes, *most, 0))
         return limits

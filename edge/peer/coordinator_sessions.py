@@ -415,7 +415,7 @@ class CoordinatorSessions:
             hosted.announce(request)
         masks = NO_MASKS
         if hosted.shard.layout.is_last_stage:
-            masks = read_masks(post.masked, post.masks, vocab_size)
+            masks = read_masks(post.masked, post.step.run, post.masks, vocab_size)
         hosted.shard.step(post.step, post.terms, masks)
 
     def _yield_run(self, post: messages.YieldRun) -> None:

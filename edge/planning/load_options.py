@@ -236,9 +236,10 @@ class LoadOptions:
     )
     """Right guesses save steps, and wrong ones are cut off, so the answer stays the same; with
     `accuracy` "fast" it may differ where two tokens are nearly as likely, because a row alone is
-    rounded in another way than several. An answer is guessed while it is alone. One with a grammar
-    is not, nor are answers on GPUs, with `batch_invariant`, of models with recurrent states, or
-    with `kv_dtype` "int4". Each request may ask for another way (`GenerationOptions`)."""
+    rounded in another way than several. An answer is guessed while it is alone; of one with a
+    schema or grammar, what that forces. Answers on GPUs are not guessed, nor with
+    `batch_invariant`, of models with recurrent states, or with `kv_dtype` "int4". Each request may
+    ask for another way (`GenerationOptions`)."""
 
     draft: str | Path | None = option(
         None,

@@ -317,12 +317,13 @@ class RunStep(Post):
     masked: Annotated[tuple[str, ...], Meta(max_length=MAX_REQUESTS)] = ()
     """Requests with a token mask."""
     masks: Raw = b""
-    """The masks of these requests; see `edge.protocol.token_masks`. Used in the last stage only."""
+    """The masks of these requests, as many of each as the step gives tokens at most; see
+    `edge.protocol.token_masks`. Used in the last stage only."""
 
     def __post_init__(self) -> None:
         if not self.terms.keys() <= {entry.request for entry in self.step.entries}:
             raise ValueError("terms has a request that is not in the step")
-        if self.masked and self.step.run > 1:
+        if self.masked and self.step.run > 1 + self.step.drafted:
             raise ValueError("a run of several steps cannot have token masks")
         wanting = {entry.request for entry in self.step.entries if entry.logit_rows}
         if len(set(self.masked)) < len(self.masked) or not wanting.issuperset(self.masked):

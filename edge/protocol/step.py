@@ -69,7 +69,8 @@ class Step:
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
 
     drafts: the most tokens of a draft in each step of a run of one request; see `drafted`. The
-    tokens before the rows of logits are known, and may have been computed before.
+    tokens before the rows of logits are known, and may have been computed before. With token masks
+    (`RunStep`) the run ends with its first step.
 
     spare: as many of the last tokens only make the number of rows even, and are cut off again.
 

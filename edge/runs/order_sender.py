@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edge.answers.copies import Copy
 from edge.errors import CapacityError, PeerError, PeerLostError, RequestError
+from edge.kernels.sampling.rules import Bits
 from edge.protocol import messages
 from edge.protocol.fields import token_bytes
 from edge.protocol.peer_info import gather_all
+from edge.protocol.step import Step
 from edge.protocol.token_masks import write_masks
 from edge.runs.connections import Connections
 from edge.runs.peer_events import PeerEvents
@@ -63,9 +66,14 @@ class OrderSender:
         for name in orders.restore:
             await self._restore(name)
         if orders.step is not None:
-            terms = self._answers.announced(orders.step)
-            step = messages.RunStep(session=session, step=orders.step, terms=terms)
-            await peers.post(step, last_stage=self._with_masks(step))
+            terms, masks = self._answers.announced(orders.step), self._answers.masks_of(orders.step)
+            step = masked = messages.RunStep(
+                session=session, step=_as_far_as_allowed(orders.step, masks), terms=terms
+            )
+            if masks:
+                written = write_masks(itertools.chain(*masks.values()))
+                masked = replace(step, masked=tuple(masks), masks=written)
+            await peers.post(step, last_stage=masked)
 
     def _tell_callers(self, orders: Orders) -> None:
         for name, why in orders.refuse.items():
@@ -97,12 +105,6 @@ class OrderSender:
             if (answer := self._answers.forget(name)) is not None:  # else cancelled meanwhile
                 answer.sink.failed(CapacityError(why))
 
-    def _with_masks(self, step: messages.RunStep) -> messages.RunStep:
-        masks = self._answers.masks_of(step.step)
-        if not masks:
-            return step
-        return replace(step, masked=tuple(masks), masks=write_masks(list(masks.values())))
-
     async def _restore(self, name: str) -> None:
         """Send every shard the copies of its keys and values.
 
@@ -133,3 +135,11 @@ class OrderSender:
         except PeerError:
             answer.copies = None
             raise
+
+
+def _as_far_as_allowed(step: Step, masks: Mapping[str, Sequence[Bits]]) -> Step:
+    """The step with as many tokens as it has masks for."""
+    if step.run == 1 or not masks:
+        return step
+    (rows,) = masks.values()
+    return replace(step, run=len(rows))

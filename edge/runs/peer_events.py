@@ -82,11 +82,24 @@ class PeerEvents:
         if self._answers.forget(id) is not None:
             self._tell(events.Cancelled(id))
 
-    def lead(self, answer: Answer, token: int | None = None) -> None:
-        """Advance the answer's grammar by this token, or end the answer."""
-        if (error := self._answers.lead(answer, token)) is not None:
-            self.cancel(answer.id)
-            answer.sink.failed(error)
+    def lead(self, answer: Answer) -> None:
+        """Have the answer's grammar, if it has one, say what comes next; or end the answer."""
+        if (matcher := answer.matcher) is None:
+            return
+        try:
+            self._answers.allow(answer, matcher)
+            guesses = matcher.guesses
+        except EdgeError as error:
+            self._end(answer, error)
+            return
+        if guesses or matcher.was_guessed:
+            self._tell(
+                events.Guessed(request=answer.id, tokens=guesses, was_guessed=matcher.was_guessed)
+            )
+
+    def _end(self, answer: Answer, error: EdgeError) -> None:
+        self.cancel(answer.id)
+        answer.sink.failed(error)
 
     def _oldest_step(self, client: PeerClient, tokens: int) -> StepUnderWay:
         """The oldest step. Raises ProtocolError for another peer, or another number of tokens."""
@@ -152,11 +165,13 @@ class PeerEvents:
             try:
                 if answer.sink.token(token, end, chosen_s, each):
                     self.cancel(answer.id)
-                elif end is None:
-                    self.lead(answer, token)
+                elif end is None and answer.matcher is not None:
+                    answer.matcher.take(token)
             except EdgeError as error:  # ends this answer alone
-                self.cancel(answer.id)
-                answer.sink.failed(error)
+                self._end(answer, error)
+        for answer in dict.fromkeys(answers):
+            if answer is not None and answer.id in self._answers:
+                self.lead(answer)
 
     def _on_rows(self, client: PeerClient, content: Buffer, *, states: bool) -> None:
         step = self._oldest_step(client, 0).step

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge.answers.answer import Answer
 from edge.answers.copies import AnswerCopies, Copy, KvLayout
-from edge.errors import EdgeError, ProtocolError
+from edge.errors import ProtocolError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.rules import Bits
 from edge.planning.kv_copies import MOST_KEPT_KV_BYTES
@@ -17,6 +17,7 @@ from edge.protocol.assignment import Copies
 from edge.protocol.messages import KvRows
 from edge.protocol.step import SamplingTerms, Step
 from edge.protocol.topology import Seat
+from edge.text.grammar import Matcher
 from edge.transport.frame import Buffer
 
 
@@ -76,26 +77,21 @@ class AnswersUnderWay:
         new = [each.request for each in step.entries if each.request in self._unannounced]
         return {name: self._unannounced.pop(name) for name in new}
 
-    def masks_of(self, step: Step) -> dict[str, Bits]:
-        """Tokens that grammars allow after this step, by answer."""
-        return {
-            entry.request: self._masks[entry.request]
-            for entry in step.entries
-            if entry.logit_rows and entry.request in self._masks
-        }
+    def masks_of(self, step: Step) -> dict[str, list[Bits]]:
+        """Tokens that grammars allow after this step, by answer; of a step with a draft, behind
+        each token of it as well, up to the first that is not allowed."""
+        masks: dict[str, list[Bits]] = {}
+        for entry in step.entries:
+            answer = self._answers.get(entry.request)
+            if entry.logit_rows and answer is not None and answer.matcher is not None:
+                guesses = entry.tokens[len(entry.tokens) - step.drafted :][: step.run - 1]
+                behind = answer.matcher.allowed_after(guesses) if guesses else []
+                masks[answer.id] = [self._masks[answer.id], *behind]
+        return masks
 
-    def lead(self, answer: Answer, token: int | None = None) -> EdgeError | None:
-        """Advance the answer's grammar by this token, and store the tokens that it allows next.
-        Returns the error of a grammar that fails, which ends its own answer alone."""
-        if answer.matcher is None:
-            return None
-        try:
-            if token is not None:
-                answer.matcher.take(token)
-            self._masks[answer.id] = answer.matcher.allowed()
-        except EdgeError as error:
-            return error
-        return None
+    def allow(self, answer: Answer, matcher: Matcher) -> None:
+        """Store the tokens that the answer's grammar allows next. Raises EdgeError if it fails."""
+        self._masks[answer.id] = matcher.allowed()
 
     def check_ids(self, tokens: Sequence[int]) -> None:
         """Raises ProtocolError for a token outside the vocabulary."""

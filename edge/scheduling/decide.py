@@ -15,6 +15,7 @@ from edge.scheduling.events import (
     Cancelled,
     DiskReserved,
     Event,
+    Guessed,
     PrefixFound,
     Submitted,
     SwapOutDone,
@@ -77,6 +78,9 @@ def _apply(state: SchedulingState, event: Event) -> None:
                 _release(state, gone, has_ended=False)
         case Answered():
             _answered(state, event)
+        case Guessed(request=request):
+            if (entry := state.active.get(request)) is not None:
+                entry.guesses, entry.was_guessed = event.tokens, event.was_guessed
         case PrefixFound():
             _prefix_found(state, event)
         case DiskReserved(request=request, why_not=why_not):
@@ -180,6 +184,7 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         if answered.together:
             entry.together = joined(entry.together, (len(entry.tokens) - 1, len(entry.tokens)))
         entry.tokens.append(token)
+        entry.guesses, entry.was_guessed = (), False
         state.shares.give(entry.who, ANSWER_WEIGHT)
         entry.memory.length += 1
         entry.computed = len(entry.tokens) - 1

@@ -45,6 +45,17 @@ class Submitted:
         return bool(self.answer)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guessed:
+    """Guesses at the next tokens of a request with `is_led`, which follow from its tokens so far.
+    An unknown request is ignored."""
+
+    request: str
+    tokens: tuple[int, ...]
+    was_guessed: bool
+    """Its newest token is one of the guesses before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """A request is given up. An unknown one is ignored."""
@@ -94,4 +105,4 @@ class SwapOutDone:
     why_not: str | None = None
 
 
-Event = Submitted | Cancelled | Answered | PrefixFound | DiskReserved | SwapOutDone
+Event = Submitted | Guessed | Cancelled | Answered | PrefixFound | DiskReserved | SwapOutDone

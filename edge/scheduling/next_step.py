@@ -81,13 +81,16 @@ def _decode(state: SchedulingState) -> Step | None:
 
 
 def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
-    """The next token of an answer that may have drafts. There is none yet, so the last token stands
-    for a guess where the number of rows must be even."""
+    """The next token of an answer that may have drafts, and guesses where a grammar leads it. The
+    last token stands for a guess where the number of rows must be even."""
     start = entry.computed - entry.behind
-    tokens = tuple(entry.tokens[start:])
+    tokens, guesses = tuple(entry.tokens[start:]), tuple[int, ...]()
+    if entry.is_led:
+        guesses = entry.guesses[: min(run, 1 + state.limits.drafts - len(tokens) + 1) - 1]
     is_paired = entry.is_paired or entry.behind > 0
-    has_room = entry.memory.room > len(entry.tokens)
-    guesses = tokens[-1:] * (len(tokens) % 2 if is_paired and has_room else 0)
+    has_room = entry.memory.room > len(entry.tokens) + len(guesses)
+    if is_paired and has_room and (len(tokens) + len(guesses)) % 2:
+        guesses += tokens[-1:]
     part = StepEntry(
         request=entry.request,
         position=start,
@@ -223,15 +226,19 @@ def _run(state: SchedulingState, entries: Sequence[RequestState]) -> tuple[int, 
     """
     if len(entries) < state.residency.num_inside or state.residency.awaits_room:
         return 1, 0
-    if any(entry.is_led for entry in entries):
-        return 1, 0
-    first = entries[0]
+    first, is_led = entries[0], any(entry.is_led for entry in entries)
     if len(entries) == 1 and first.speculate != "off" and state.limits.drafts:
         # Guesses have keys and values as well, until they turn out to be wrong. A request longer
         # than memory would have them on disk.
         tokens = min(first.memory.room, first.memory.longest) - len(first.tokens)
         if tokens > 0 and first.memory.longest <= state.limits.memory_tokens:
-            return tokens, state.limits.drafts
+            drafts = state.limits.drafts
+            if not is_led:
+                return tokens, drafts
+            if first.is_paired:  # one step, as the next one needs further masks
+                return 1 + min(len(first.guesses), drafts, tokens - 1), drafts
+    if is_led:
+        return 1, 0
     tokens = min(  # the last token is not computed
         min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens) for entry in entries
     )

@@ -46,6 +46,10 @@ class RequestState:
     behind: int = 0
     """Computed tokens that the next step computes again, because its states are those before them:
     they were in steps of which a guess was wrong."""
+    guesses: tuple[int, ...] = ()
+    """Tokens that probably follow, in an answer with `is_led`."""
+    was_guessed: bool = False
+    """Its newest token was one of them."""
     is_repeated: bool = False
     """An earlier plan has computed it before, in those steps."""
     saves: set[int] = field(default_factory=set)
@@ -69,7 +73,14 @@ class RequestState:
 
     @property
     def is_paired(self) -> bool:
-        """Whether its last computed token was in a step with guesses, or all of its tokens are."""
+        """Whether its next token is computed in a step of an even number of rows.
+
+        With `is_led`: beside guesses, and where the token was one, so that it does not matter how
+        many are verified at once. Pairs everywhere would slow free texts down, where no more tokens
+        are guessed. Else: the last computed token was in such a step, or all of its tokens are.
+        """
+        if self.is_led:
+            return bool(self.guesses) or self.was_guessed
         return self.speculate not in {"off", "auto"} or (
             bool(self.together) and self.together[-1][1] == self.computed
         )

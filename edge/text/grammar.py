@@ -6,10 +6,11 @@ grammar and the answer's tokens alone, so they are the same for every plan.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 from edge.errors import RequestError
 from edge.kernels.sampling.rules import Bits
 from edge.text.detokenizer import Vocabulary
+from edge.text.forced_tokens import ForcedTokens, Foresight
 from edge.text.schema_errors import fault, sentence
 from edge.text.schema_keywords import MOST_DEPTH
 from edge.text.schema_meaning import followed
@@ -103,9 +105,36 @@ def text_rule(text: str) -> str:
 class Matcher:
     """The state of one answer in its grammar. For one thread at a time."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, vocab_size: int) -> None:
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        vocab_size: int,
+        forced: ForcedTokens | None = None,
+    ) -> None:
+        """forced: guesses; None: there are none."""
         self._matcher = matcher
         self._bytes = -(-vocab_size // 8)
+        self._foresight = None if forced is None else Foresight(forced)
+
+    @property
+    def guesses(self) -> tuple[int, ...]:
+        """Tokens that probably follow, because the grammar forces their text; see Foresight."""
+        return () if self._foresight is None else self._foresight.guesses(self._matcher)
+
+    @property
+    def was_guessed(self) -> bool:
+        """Whether the newest token was one of the guesses before it."""
+        return self._foresight is not None and self._foresight.was_guessed
+
+    def allowed_after(self, tokens: Sequence[int]) -> list[Bits]:
+        """The allowed tokens behind each of these tokens. The list ends where one is not allowed,
+        or the grammar's limits of work are exceeded."""
+        ahead, found = Matcher(self._matcher.deep_copy(), 8 * self._bytes), list[Bits]()
+        with contextlib.suppress(RequestError):
+            for token in tokens:
+                ahead.take(token)
+                found.append(ahead.allowed())
+        return found
 
     def allowed(self) -> Bits:
         """The allowed next tokens, at least one; the end tokens when the grammar is complete.
@@ -123,12 +152,16 @@ class Matcher:
 
     def take(self, token: int) -> None:
         """Advance by a token. Raises RequestError for one that is not allowed."""
+        if self._foresight is not None:
+            self._foresight.guesses(self._matcher)  # as they are before it
         if not self._matcher.consume_token(token):
             raise RequestError(
                 f"token {token} is not of the answer's grammar: "
                 f"{sentence(self._matcher.get_error())}",
                 remedy="ask again",
             )
+        if self._foresight is not None:
+            self._foresight.take(token)
 
 
 class Grammars:
@@ -142,22 +175,28 @@ class Grammars:
         vocab_size: int,
         end_ids: frozenset[int],
         marks: ThinkingMarks = USUAL_MARKS,
+        encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
-        """vocab_size: the number of logits. end_ids: the end tokens. marks: the thinking marks."""
+        """vocab_size: the number of logits. end_ids: the end tokens. marks: the thinking marks.
+        encode: the tokens of a text, without special ones around it; None: nothing is guessed."""
         self._marks = marks
+        self._encode = encode
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
         self._end_ids = sorted(end_ids)
         self._lock = threading.Lock()
         self._tokens: llguidance.LLTokenizer | None = None
+        self._forced: ForcedTokens | None = None
         self._compiled: OrderedDict[tuple[str, bool], llguidance.LLMatcher] = OrderedDict()
 
-    def begin(self, grammar: Grammar, *, is_thinking: bool = False) -> Matcher:
+    def begin(
+        self, grammar: Grammar, *, is_thinking: bool = False, guesses: bool = False
+    ) -> Matcher:
         """A matcher at the beginning of an answer.
 
-        is_thinking: the prompt begins the model's thinking, and the grammar begins behind it. The
-        first call takes a second, later ones milliseconds. Raises RequestError with the fault of an
-        invalid grammar.
+        is_thinking: the prompt begins the model's thinking, and the grammar begins behind it.
+        guesses: `Matcher.guesses` are wanted. The first call takes a second, later ones
+        milliseconds. Raises RequestError with the fault of an invalid grammar.
         """
         key = (grammar.rules, is_thinking)
         with self._lock:
@@ -166,14 +205,17 @@ class Grammars:
             tokens, known = self._tokens, self._compiled.get(key)
             if known is not None:
                 self._compiled.move_to_end(key)
-                return Matcher(known.deep_copy(), self._vocab_size)
+                return self._begun(known, guesses=guesses)
         made = _compile(tokens, grammar, self._marks if is_thinking else None)
         Matcher(made, self._vocab_size).allowed()  # the first one is the most expensive
         with self._lock:
             self._compiled[key] = made
             while len(self._compiled) > _KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)
-            return Matcher(made.deep_copy(), self._vocab_size)
+            return self._begun(made, guesses=guesses)
+
+    def _begun(self, made: llguidance.LLMatcher, *, guesses: bool) -> Matcher:
+        return Matcher(made.deep_copy(), self._vocab_size, self._forced if guesses else None)
 
     def _read_tokens(self) -> llguidance.LLTokenizer:
         import llguidance
@@ -184,6 +226,11 @@ class Grammars:
                 "its eos_token_id in generation_config.json"
             )
         held = [self._vocabulary.bytes_of(token) for token in range(self._vocab_size)]
+        if self._encode is not None:
+            byte_tokens = {
+                each[0]: token for token, each in enumerate(held) if each and len(each) == 1
+            }
+            self._forced = ForcedTokens(self._vocabulary.bytes_of, byte_tokens, self._encode)
         special = {token for token, each in enumerate(held) if each is None} | {*self._end_ids}
         tokens = _Tokens(
             tokens=[each or b"" for each in held],

@@ -147,6 +147,10 @@ class Tokenizer:
         """Token ids of a text, with the special tokens that the tokenizer puts around one."""
         return self._encode(text, add_special_tokens=True)
 
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a part of a text, without special tokens around it."""
+        return self._encode(text, add_special_tokens=False)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of these tokens. Ids outside the vocabulary have no text.
 

@@ -28,6 +28,15 @@ MASKED = np.finfo(np.float32).min
 """The score of a token that is not allowed: no draw takes it while another token is left."""
 
 
+def ids_of(bits: Bits, most: int) -> NDArray[np.intp] | None:
+    """The ids of these tokens in rising order; None: there are more than `most`."""
+    filled = np.flatnonzero(bits)
+    if len(filled) > most:
+        return None
+    rows, columns = np.nonzero(np.unpackbits(bits[filled, None], axis=1, bitorder="little"))
+    return None if len(rows) > most else 8 * filled[rows] + columns
+
+
 def changes_logits(parameters: SamplingParameters) -> bool:
     """Whether scores are other numbers than logits."""
     return bool(

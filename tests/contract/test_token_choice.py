@@ -211,7 +211,7 @@ def test_tokens_are_among_those_that_may_come(
                     found.tokens(Step(entries=(start,)))
                     entries.append(replace(start, position=2, tokens=(turn,), logit_rows=1))
                 allowed = {} if mask is None else {pair[turn % 2]: mask}
-                named = {f"{name} {number}": each for name, each in allowed.items()}
+                named = {f"{name} {number}": [each] for name, each in allowed.items()}
                 event = found.tokens(Step(entries=tuple(entries)), named)
                 assert event.tokens == tuple(
                     sample(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 import edge
 from edge.demos.bundled import MODEL
+from edge.text import Tokenizer
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import bundled_plan, make_plan
 
@@ -68,3 +70,49 @@ def test_states_are_those_of_the_right_tokens(
         assert guessed.statistics["accepted_tokens"] > 5
         assert reply(speculate="lookup", **repeating).logprobs == guessed.logprobs
         assert reply(speculate="auto", **repeating).token_ids == guessed.token_ids
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "where_the_cat_lives": {"enum": ["in the barn", "in the house"]},
+        "what_the_cat_is_called": {"type": "string", "maxLength": 8},
+        "how_many_cats_there_are": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["where_the_cat_lives", "what_the_cat_is_called", "how_many_cats_there_are"],
+    "additionalProperties": False,
+}
+
+
+def white_space() -> dict[int, float]:
+    """Biases against tokens of white space alone, of which this small model would write no end."""
+    vocabulary = Tokenizer.open(MODEL).vocabulary
+    held = {token: vocabulary.bytes_of(token) for token in range(768)}
+    return {token: -100.0 for token, each in held.items() if each and not each.strip()}
+
+
+@pytest.mark.parametrize("layout", ["solo", "mixed_2x2"])
+@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+def test_what_a_schema_forces_takes_fewer_passes(
+    five_peers: edge.Cluster, layout: str, sampling: dict[str, Any]
+) -> None:
+    with five_peers.load(MODEL, dtype="float32", plan=bundled_plan(layout)) as model:
+
+        def reply(speculate: Any) -> edge.Reply:
+            return model.generate(
+                PROMPT,
+                max_new_tokens=150,
+                json_schema=SCHEMA,
+                logit_bias=white_space(),
+                logprobs=1,
+                speculate=speculate,
+                **sampling,
+            )
+
+        plain, guessed = reply("off"), reply("auto")
+        assert [*json.loads(guessed.text)] == SCHEMA["required"]
+        assert guessed.token_ids == plain.token_ids
+        assert "drafted_tokens" not in plain.statistics
+        assert guessed.statistics["tokens_per_pass"] > 1.2
+        assert 0 < guessed.statistics["accepted_tokens"] <= guessed.statistics["drafted_tokens"]
+        assert reply("lookup").logprobs == guessed.logprobs

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,6 +167,14 @@ def test_the_tokens_of_an_undisturbed_reply(
     assert reply.statistics["resumed_tokens"] == kept.new_tokens
 
 
+FORCED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name_of_the_cat": {"enum": ["Tom"]}, "cats": {"type": "integer"}},
+    "required": ["name_of_the_cat", "cats"],
+    "additionalProperties": False,
+}
+
+
 def test_stop_strings_and_schemas_go_on(two: list[Daemon]) -> None:
     """Whatever is half done: a stop string that has begun, a JSON text that is open."""
     options = edge.GenerationOptions(journal=True, max_new_tokens=40)
@@ -178,16 +187,19 @@ def test_stop_strings_and_schemas_go_on(two: list[Daemon]) -> None:
         cases = (
             replace(options, stop=stop, ignore_eos=True),
             replace(options, json_schema="object", seed=3),
+            replace(options, json_schema=FORCED, speculate="auto", logprobs=0),
         )
         for case in cases:
             whole = model.generate("Where does the cat live?", case)
-            for count in (1, len(whole.token_ids) - 1):
+            for count in (1, 12, len(whole.token_ids) - 1):
                 with model.stream("Where does the cat live?", case) as stream:
                     for _number in range(count):
                         next(stream)
                 again = model.resume()
                 assert (again.text, again.token_ids) == (whole.text, whole.token_ids)
                 assert again.finish_reason == whole.finish_reason
+                assert again.logprobs == whole.logprobs
+        assert whole.statistics["accepted_tokens"]
 
 
 def test_what_cannot_go_on_is_told(two: list[Daemon], endless_checkpoint: TinyCheckpoint) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.kernels.sampling.rules import Bits
 from edge.protocol.step import MOST_DRAFTED, Step, StepEntry
 from tests.support.linked_shards import LIMITS, REPORT_WITHIN_S, VOCAB, Shards, linked, make_plan
 
@@ -25,6 +26,14 @@ PLANS = {
 }
 LONGEST = 48
 """Tokens of an answer."""
+PARAMETERS = [
+    SamplingParameters(),
+    SamplingParameters(temperature=0.9, seed=5),
+    SamplingParameters(temperature=1.1, top_k=7, top_p=0.8, seed=6, repetition_penalty=1.3),
+    SamplingParameters(
+        temperature=0.7, seed=7, frequency_penalty=0.5, presence_penalty=0.4, min_tokens=9
+    ),
+]
 
 
 @dataclass
@@ -156,16 +165,7 @@ def kept(shards: Shards, said: Said, prompt: Sequence[int]) -> bool:
 
 @given(
     prompt=st.lists(st.integers(0, VOCAB - 1), min_size=4, max_size=12),
-    parameters=st.sampled_from(
-        [
-            SamplingParameters(),
-            SamplingParameters(temperature=0.9, seed=5),
-            SamplingParameters(temperature=1.1, top_k=7, top_p=0.8, seed=6, repetition_penalty=1.3),
-            SamplingParameters(
-                temperature=0.7, seed=7, frequency_penalty=0.5, presence_penalty=0.4, min_tokens=9
-            ),
-        ]
-    ),
+    parameters=st.sampled_from(PARAMETERS),
     wrong=st.frozensets(st.integers(0, LONGEST), max_size=8),
     drafts=st.sampled_from([1, 3, 7, MOST_DRAFTED]),
     runs=st.lists(st.integers(1, LONGEST), min_size=1, max_size=6),
@@ -199,6 +199,108 @@ def test_tokens_are_those_without_guesses(
         found, prompt, parameters, runs=(*runs, *[27] * LONGEST), drafts=drafts, end_ids=ends,
         logprobs=logprobs,
     )  # fmt: skip
+    assert guessed == plain
+    assert kept(found, guessed, prompt)
+    found.finish(guessed.request)
+
+
+def mask_after(tokens: Sequence[int]) -> Bits:
+    """What a made-up grammar allows behind these tokens: one token, a few, or most."""
+    draw = np.random.default_rng(list(tokens))
+    allowed = np.zeros(VOCAB, bool)
+    allowed[draw.integers(0, VOCAB, draw.choice([1, 5, 3 * VOCAB]))] = True
+    return np.packbits(allowed, bitorder="little")
+
+
+def led(
+    shards: Shards,
+    prompt: Sequence[int],
+    parameters: SamplingParameters,
+    *,
+    draft: Callable[[Sequence[int]], Sequence[int]] = lambda tokens: (),
+    end_ids: frozenset[int] = frozenset(),
+    logprobs: int | None = None,
+) -> Said:
+    """An answer of which each step has masks, as a coordinator sends them."""
+    request, tokens, behind = next(NAMES), list(prompt), 0
+    has_states = not shards.programs[0]._cache.pool.can_cut
+    shards.begin(
+        request,
+        parameters,
+        prompt_tokens=len(prompt),
+        logprobs=logprobs,
+        end_ids=end_ids,
+        max_new_tokens=LONGEST,
+        speculate="auto",
+    )
+    shards.told.clear()
+    while len(tokens) < len(prompt) + LONGEST and not (shards.told and shards.told[-1].ends[-1]):
+        position, sent, guesses = 0, list(prompt), list[int]()
+        if len(tokens) > len(prompt):
+            most = min(len(prompt) + LONGEST - len(tokens) - 1, MOST_DRAFTED - behind)
+            position = len(tokens) - 1 - behind
+            guesses = [*draft(tokens)][:most]
+            sent = [*tokens[position:], *guesses]
+            sent += tokens[-1:] * (len(sent) % 2 if guesses or behind else 0)
+        rows = len(sent) - behind if position else 1
+        entry = StepEntry(request=request, position=position, tokens=tuple(sent), logit_rows=rows)
+        masks = [mask_after([*tokens, *guesses[:count]]) for count in range(1 + len(guesses))]
+        drafts = MOST_DRAFTED if rows > 1 or behind else 0
+        step = Step(entries=(entry,), run=1 + len(guesses), drafts=drafts)
+        told = shards.tokens(step, {request: masks})
+        assert told.last, "the next step needs further masks"
+        assert told.drafted == rows - 1
+        shards.told.append(told)
+        tokens += told.tokens
+        is_right = len(told.tokens) > told.drafted or not has_states
+        behind = 0 if is_right else behind + len(told.tokens)
+    return Said(
+        request,
+        tokens[len(prompt) :],
+        [each for told in shards.told for each in told.logprobs],
+        [each for told in shards.told for each in told.ends],
+        behind,
+    )
+
+
+@given(
+    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=4, max_size=12),
+    parameters=st.sampled_from(PARAMETERS),
+    right=st.lists(st.integers(0, MOST_DRAFTED), min_size=1, max_size=6),
+    lengths=st.lists(st.integers(0, MOST_DRAFTED), min_size=1, max_size=6),
+    end=st.none() | st.integers(0, LONGEST - 1),
+    logprobs=st.sampled_from([None, 2]),
+)
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_tokens_of_a_grammar_are_those_without_guesses(
+    shards: tuple[Shards, ScriptedDrafter],
+    prompt: list[int],
+    parameters: SamplingParameters,
+    right: list[int],
+    lengths: list[int],
+    end: int | None,
+    logprobs: int | None,
+) -> None:
+    """The mask of each row is that behind the guesses before it."""
+    found, _drafter = shards
+    plain = led(found, prompt, parameters, logprobs=logprobs)
+    found.finish(plain.request)
+    ends = frozenset() if end is None else frozenset({plain.tokens[end]})
+    known = [*prompt, *plain.tokens]
+    if ends:
+        plain = led(found, prompt, parameters, end_ids=ends, logprobs=logprobs)
+        found.finish(plain.request)
+        known = [*prompt, *plain.tokens, *known[len(prompt) + len(plain.tokens) :]]
+    calls = zip(itertools.cycle(right), itertools.cycle(lengths), strict=False)
+
+    def draft(tokens: Sequence[int]) -> list[int]:
+        count, length = next(calls)
+        guesses = known[len(tokens) : len(tokens) + length]
+        return [*guesses[:count], *((each + 1) % VOCAB for each in guesses[count:])]
+
+    guessed = led(found, prompt, parameters, draft=draft, end_ids=ends, logprobs=logprobs)
     assert guessed == plain
     assert kept(found, guessed, prompt)
     found.finish(guessed.request)

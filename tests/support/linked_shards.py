@@ -26,7 +26,6 @@ from edge.engine.prefix_cache import PrefixStorage
 from edge.engine.shard_engine import NO_MASKS, ShardEngine
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.kernels.sampling.rules import Bits
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier, Manifest
@@ -35,6 +34,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import Tokens
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
+from edge.protocol.token_masks import PackedMask
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.transport import Collective, Link, LinkState, WireRule
@@ -261,7 +261,7 @@ class Shards:
             **{"end_ids": frozenset(), "max_new_tokens": 50, **terms},
         )
 
-    def step(self, step: Step, masks: Mapping[str, Bits] = NO_MASKS) -> Event:
+    def step(self, step: Step, masks: Mapping[str, Sequence[PackedMask]] = NO_MASKS) -> Event:
         """Queue a step everywhere; its first outcome."""
         first = [entry.request for entry in step.entries if entry.request in self.terms]
         terms = {request: self.terms.pop(request) for request in first}
@@ -269,7 +269,7 @@ class Shards:
             session.step(step, terms, masks)
         return self.reports.get(timeout=REPORT_WITHIN_S)
 
-    def tokens(self, step: Step, masks: Mapping[str, Bits] = NO_MASKS) -> Tokens:
+    def tokens(self, step: Step, masks: Mapping[str, Sequence[PackedMask]] = NO_MASKS) -> Tokens:
         """The same of a step that gives tokens."""
         event = self.step(step, masks)
         assert isinstance(event, Tokens), event

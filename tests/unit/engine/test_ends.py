@@ -38,10 +38,10 @@ def test_why_a_reply_ends(
 
 def test_a_cancelled_request_ends_its_run_and_nothing_else() -> None:
     made = choice(set(), 9)
-    assert not made.is_cancelled(STEP)
+    assert not made.ends_run(STEP)
     made.cancel("a")
     made.cancel("unknown")
-    assert made.is_cancelled(STEP)
+    assert made.ends_run(STEP)
     assert made.take(STEP, [10]) == [None]
 
 

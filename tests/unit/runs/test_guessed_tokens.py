@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from edge.protocol.step import Speculation, Step, StepLimits
 from edge.runs import run as runs
 from edge.scheduling.decide import decide
 from edge.scheduling.orders import Orders
+from edge.text import Tokenizer
+from edge.text.grammar import Grammars, schema_grammar
 from edge.weights.checkpoint import Checkpoint
 from tests.support.null_peers import expected_tokens, load, null_peers
 from tests.support.scripted_peers import Owner, Results, asked
@@ -27,6 +30,8 @@ PATIENCE_S = 120.0
 """Only a test that hangs takes as long."""
 LIMITS = StepLimits(context_tokens=128, chunk_tokens=16, requests=8, cached_tokens=400)
 NEW_TOKENS = 60
+WHITE = (202, 203, 204, 205, 206, 225)
+"""Tokens of white space alone."""
 SAMPLED = SamplingParameters(temperature=1.1, repetition_penalty=1.7, top_p=0.9, seed=7)
 GREEDY = SamplingParameters()
 
@@ -206,3 +211,100 @@ def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
         assert found[False] & answered == answered & together
 
     asyncio.run(main())
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name_of_the_cat": {"type": "string", "maxLength": 6},
+        "place_of_the_cat": {"enum": ["in the barn", "in the house"]},
+    },
+    "required": ["name_of_the_cat", "place_of_the_cat"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    tokenizer = Tokenizer.open(MODEL)
+    return Grammars(
+        tokenizer.vocabulary,
+        vocab_size=tokenizer.vocab_size,
+        end_ids=frozenset({2}),
+        encode=tokenizer.encode_part,
+    )
+
+
+def led(grammars: Grammars, sink: Results, speculate: Speculation, number: int) -> Answer:
+    """An answer with a schema, and with a bias against white space."""
+    answer = asked(
+        prompt(20 + number),
+        sink,
+        new_tokens=NEW_TOKENS,
+        sampling=replace((GREEDY, SAMPLED)[number % 2], logit_bias=dict.fromkeys(WHITE, -100.0)),
+        end_ids=frozenset({2}),
+        speculate=speculate,
+    )
+    answer.matcher = grammars.begin(schema_grammar(SCHEMA), guesses=speculate != "off")
+    return answer
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("layout", "count"), [("solo", 1), ("pipeline_2", 2), ("mixed_2x2", 4)])
+def test_an_answer_with_a_schema_goes_on_elsewhere(
+    layout: str, count: int, number: int, tmp_path: Path, grammars: Grammars
+) -> None:
+    """Alone, then beside another, then on another device; its tokens are those without guesses."""
+
+    async def main() -> None:
+        plain, sink, beside = Results(), Results(), Results()
+        async with null_peers(tmp_path, count + 1) as daemons, asyncio.timeout(PATIENCE_S):
+            owner = Owner()
+            model = await load(daemons[:count], layout, LIMITS, owner, tmp_path)
+            model.submit(led(grammars, plain, "off", number))
+            await plain.ended.wait()
+            other = led(grammars, beside, "auto", number + 1)
+            lost = PeerLostError("null-0", "it is gone")
+            deeds = {12: lambda: model.submit(other), 25: lambda: model.fail(lost)}
+            first = led(grammars, sink, "auto", number)
+            first.sink = sink = Until(deeds)
+            model.submit(first)
+            await owner.told.wait()
+            await model.abort()
+            assert first.together
+            model = await load(daemons[-1:], "solo", LIMITS, Owner(), tmp_path)
+            for answer in owner.unfinished:
+                model.submit(answer)
+            await sink.ended.wait()
+            await beside.ended.wait()
+            await model.aclose()
+        assert sink.tokens == plain.tokens
+        assert first.passes.passes < len(plain.tokens)
+        assert 0 < first.passes.accepted < first.passes.drafted
+
+    asyncio.run(main())
+
+
+def test_rows_in_pairs_follow_from_the_tokens_of_a_schema(
+    tmp_path: Path, grammars: Grammars
+) -> None:
+    """Not from how long drafts may be, which is another with another load."""
+    found: dict[int, Answer] = {}
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 1) as daemons, asyncio.timeout(PATIENCE_S):
+            for chunk in (2, 4, 16):
+                limits = replace(LIMITS, chunk_tokens=chunk)
+                model = await load(daemons, "solo", limits, Owner(), tmp_path)
+                sink = Results()
+                found[chunk] = led(grammars, sink, "auto", 1)
+                model.submit(found[chunk])
+                await sink.ended.wait()
+                await model.aclose()
+
+    asyncio.run(main())
+    assert found[2].tokens == found[4].tokens == found[16].tokens
+    assert found[2].together == found[4].together == found[16].together
+    passes = [answer.passes.passes for answer in found.values()]
+    assert passes == sorted(passes, reverse=True)
+    assert passes[0] > passes[-1]

@@ -80,7 +80,7 @@ class SamplingPeer:
             post = from_frame(RunStep, frame)
             for request, terms in post.terms.items():
                 self._choice.begin(request, terms)
-            masks = read_masks(post.masked, post.masks, VOCAB)
+            masks = read_masks(post.masked, post.step.run, post.masks, VOCAB)
             self._choice.allow(post.step, masks)
             step: Step | None = post.step
             while step is not None:
