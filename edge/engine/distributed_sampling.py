@@ -240,6 +240,14 @@ class DistributedSampling:
         request.history.append(tokens[-1])
         return request.history, request.terms
 
+    def prompt_so_far(self, step: Step) -> tuple[Sequence[int], SamplingTerms] | None:
+        """On the sampler: the first tokens of the prompt that the step computes a chunk of, and the
+        terms of its request; None: it computes none, or no tokens are wanted."""
+        request = self._requests.get(step.entries[0].request)
+        if request is None or step.is_decode or step.batch > 1:
+            return None
+        return request.history, request.terms
+
     def is_cancelled(self, step: Step) -> bool:
         """Whether a request of the step was cancelled."""
         return any(choice.request.is_cancelled for choice in self._choices(step))

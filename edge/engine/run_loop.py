@@ -177,6 +177,9 @@ class RunLoop:
             self._links.tell_stage(np.full_like(_message(step), ASK_FOR_LOGITS))
 
         chosen = self._choice.choose(step, own, ask_all)
+        if (known := self._choice.prompt_so_far(step)) is not None:
+            tokens_so_far, terms = known
+            self._speculator.foresee(step.entries[0].request, tokens_so_far, terms.speculate)
         chosen_s = time.monotonic()
         ends = self._choice.take(step, [each.token for each in chosen])
         del chosen[len(ends) :]

@@ -113,6 +113,11 @@ class Speculator:
         self._drafters = drafters
         self._answers: dict[str, _Answer] = {}
 
+    def foresee(self, request: str, tokens: Sequence[int], speculate: Speculation) -> None:
+        """Announce the first tokens of a prompt."""
+        if (drafter := self._drafters.get(speculate)) is not None:
+            drafter.foresee(request, tokens)
+
     def draft(
         self,
         request: str,
