@@ -278,6 +278,14 @@ class DistributedSampling:
         """Whether a grammar leads a request of the step."""
         return any(choice.request.masks for choice in self._choices(step))
 
+    def prompt_so_far(self, step: Step) -> tuple[Sequence[int], SamplingTerms] | None:
+        """On the sampler: the first tokens of the prompt that the step computes a chunk of, and the
+        terms of its request; None: it computes none, or no tokens are wanted."""
+        request = self._requests.get(step.entries[0].request)
+        if request is None or step.is_decode or step.batch > 1:
+            return None
+        return request.history, request.terms
+
     def _choices(self, step: Step) -> Iterator[_Choice]:
         """The rows that want a token: the last of each entry, or all of a draft's."""
         rows = 1 + step.drafted

@@ -52,7 +52,7 @@ class DraftModel:
         self._told = 0
         """Its tokens that are told."""
         self._untold: list[int] = []
-        self._most = 0
+        self._most = self._more = 0
         self._asked = self._answered = 0
         """Number of questions, and of the last one that is answered."""
         self._is_sent = True
@@ -92,6 +92,12 @@ class DraftModel:
         if link is not None:
             link.close()
 
+    def foresee(self, request: str, tokens: Sequence[int]) -> None:
+        """See Drafter. A draft model with a device of its own computes the prompt meanwhile."""
+        with self._changed:
+            if self._link is not None and self._ahead and self._add(request, tokens, len(tokens)):
+                self._ask(1, ahead=0)
+
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         """See Drafter. Waits for guesses if the last ones came in time."""
         now_s = time.perf_counter()
@@ -101,13 +107,13 @@ class DraftModel:
             if self._left_s is not None and self._request == request:
                 step_s = min(now_s - self._left_s, _MOST_SLOWER * self._step_s)
                 self._step_s += _NEWEST * (step_s - self._step_s)
-            self._add(request, tokens, end)
-            if self._is_unfit or end > self._context_tokens:
+            if not self._add(request, tokens, end):
                 return ()
             # Each right guess saves a step, so longer waits cannot pay.
             wait_s = min(max(most * self._step_s, _LEAST_WAIT_S), _LONGEST_WAIT_S)
             waits = not self._unwaited
-            found = self._await(self._ask(most), wait_s)
+            number = self._ask(most, ahead=1 + most if self._ahead else 0)
+            found = self._await(number, wait_s)
             took_s = time.perf_counter() - now_s
             if waits:
                 self._guess_s += _NEWEST * (took_s / most - self._guess_s)
@@ -122,8 +128,9 @@ class DraftModel:
             if self._request == request:
                 self._request = self._left_s = None
 
-    def _add(self, request: str, tokens: Sequence[int], end: int) -> None:
-        """Add the newest tokens to those that wait to be told."""
+    def _add(self, request: str, tokens: Sequence[int], end: int) -> bool:
+        """Add the newest tokens to those that wait to be told. False: the draft model cannot
+        continue them."""
         if request != self._request:
             self._request, self._end, self._told = request, 0, 0
             self._untold, self._is_unfit = [], False
@@ -132,10 +139,11 @@ class DraftModel:
             self._untold += new
             self._is_unfit |= max(new) >= self._own_vocab
             self._end = end
+        return end <= self._context_tokens and not self._is_unfit
 
-    def _ask(self, most: int) -> int:
-        """Ask for guesses. Returns the number of the question."""
-        self._most = most
+    def _ask(self, most: int, *, ahead: int) -> int:
+        """Ask for guesses, and for some ahead. Returns the number of the question."""
+        self._most, self._more = most, ahead
         self._asked += 1
         self._is_sent = False
         self._changed.notify_all()
@@ -193,7 +201,7 @@ class DraftModel:
                 kept=self._told,
                 tokens=tokens,
                 most=self._most,
-                ahead=1 + self._most if self._ahead else 0,
+                ahead=self._more,
             )
             self._told += len(tokens)
             self._is_sent = True

@@ -38,6 +38,10 @@ class Drafter(Protocol):
         """Seconds for which `propose` waits for each of its tokens."""
         ...
 
+    def foresee(self, request: str, tokens: Sequence[int]) -> None:
+        """The first tokens of a prompt, whose answer may be asked for soon."""
+        ...
+
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         """Up to `most` tokens that may follow the first `end` tokens of the request. No earlier
         `end` was greater, and the tokens before it stay as they are."""
@@ -63,6 +67,9 @@ class SuffixLookup:
 
     def __init__(self) -> None:
         self._indexes: dict[str, _Index] = {}
+
+    def foresee(self, request: str, tokens: Sequence[int]) -> None:
+        """Ignored: tokens are indexed when they are looked up."""
 
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         if end < _GRAM or most < 1:

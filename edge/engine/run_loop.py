@@ -179,6 +179,9 @@ class RunLoop:
             self._links.tell_stage(np.full(step.batch, ASK_FOR_LOGITS, np.int64))
 
         chosen = self._choice.choose(step, own, ask_all)
+        if (known := self._choice.prompt_so_far(step)) is not None:
+            tokens_so_far, terms = known
+            self._speculator.foresee(step.entries[0].request, tokens_so_far, terms.speculate)
         chosen_s = time.monotonic()
         tokens = [each.token for each in chosen]
         ends = self._choice.take(step, tokens)

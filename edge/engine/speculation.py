@@ -137,6 +137,11 @@ class Speculator:
                 return count
         return len(chosen)
 
+    def foresee(self, request: str, tokens: Sequence[int], speculate: Speculation) -> None:
+        """Announce the first tokens of a prompt."""
+        if (drafter := self._drafters.get(speculate)) is not None:
+            drafter.foresee(request, tokens)
+
     def draft(
         self,
         request: str,

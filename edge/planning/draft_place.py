@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from edge.concurrency.blocking import run_blocking
@@ -108,6 +107,7 @@ async def place_draft(
     reasons: list[str] = []
 
     async def tried(peer: PeerInfo, *, is_apart: bool) -> DraftPlace | None:
+        peer = _beside(peer, peers, proposal)
         for context in _contexts(min(proposal.context_tokens, draft.spec.context_tokens)):
             own = LoadOptions(
                 context_tokens=context,
@@ -142,7 +142,7 @@ async def place_draft(
     sampler = proposal.plan.stages[-1].shards[0].device
     for peer in peers:
         if peer.id == sampler:
-            beside = await tried(_without(peer, proposal), is_apart=False)
+            beside = await tried(peer, is_apart=False)
             if beside is not None:
                 return beside
     raise CapacityError(
@@ -161,20 +161,25 @@ def _contexts(longest: int) -> Iterator[int]:
         yield longest
 
 
-def _without(peer: PeerInfo, proposal: Proposal) -> PeerInfo:
-    """The peer without the memory that the plan takes of it."""
-    taken = sum(row.memory.total for row in proposal.rows if row.device == peer.id)
-    buffers = 0
-    with contextlib.suppress(KeyError):
-        buffers = proposal.overhead[peer.id].buffer_bytes
+def _beside(peer: PeerInfo, peers: Sequence[PeerInfo], proposal: Proposal) -> PeerInfo:
+    """The peer without the memory that the plan takes of it, or of the memory that it shares."""
+    pools = {each.id: each.memory_pool for each in peers}
 
-    def less(free_bytes: int) -> int:
-        return max(0, free_bytes - taken - buffers)
+    def taken(devices: Collection[str]) -> int:
+        buffers = {id: each.buffer_bytes for id, each in proposal.overhead.items()}
+        return sum(
+            row.memory.total + buffers.get(row.device, 0)
+            for row in proposal.rows
+            if row.device in devices
+        )
 
+    own = taken({peer.id})
+    sharing = {id for id, pool in pools.items() if pool is not None and pool == peer.memory_pool}
+    shared = taken(sharing | {peer.id})
     return replace(
         peer,
-        free_bytes=less(peer.free_bytes),
-        free_now_bytes=less(peer.free_now_bytes),
-        model_free_bytes=max(0, peer.model_free_bytes - taken),
-        pool_free_bytes=less(peer.pool_free_bytes),
+        free_bytes=max(0, peer.free_bytes - own),
+        free_now_bytes=max(0, peer.free_now_bytes - shared),
+        model_free_bytes=max(0, peer.model_free_bytes - own),
+        pool_free_bytes=max(0, peer.pool_free_bytes - shared),
     )

@@ -50,6 +50,9 @@ class ScriptedDrafter:
     looks_back: bool = True
     guess_s: float = 0.0
 
+    def foresee(self, request: str, tokens: Sequence[int]) -> None:
+        assert list(tokens) == self.known[: len(tokens)], "of the prompt"
+
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         assert list(tokens[:end]) == self.known[:end], "only what was chosen is known"
         return [

@@ -149,6 +149,22 @@ def test_there_are_no_guesses_while_a_prompt_is_computed() -> None:
         assert steps[:8] == [8, 8, 8, 8, 8, 8, 8, 4]
 
 
+def test_a_prompt_is_computed_while_its_answer_is_not_yet_asked_for() -> None:
+    prompt = list(range(60))
+    with served(ahead=True) as (drafter, program, _link):
+        drafter.foresee("r", prompt[:20])
+        drafter.foresee("r", prompt)
+        until(lambda: len(program.known) == 60)
+        until(lambda: drafter._answered == 2)
+        steps = len(program.steps)
+        prompt.append(5)
+        assert ask(drafter, prompt) == continued(prompt, 3)
+        assert program.steps[steps].num_tokens == 1
+    with served() as (drafter, program, _link):
+        drafter.foresee("r", prompt)
+        assert drafter._asked == 0, "it would take the processor from its large model"
+
+
 def test_fewer_tokens_and_no_new_ones() -> None:
     asks, answers = link_ends("memory")
     program, thread = MadeUp(), ComputeThread("drafts", at_end=lambda: None)

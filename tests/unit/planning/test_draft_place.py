@@ -93,6 +93,20 @@ def test_what_the_plan_takes_is_not_taken_twice() -> None:
         on_one(taken + (1 << 20))
 
 
+def test_devices_may_share_the_memory_that_the_plan_takes() -> None:
+    def apart(pool: str) -> int:
+        peers = [
+            peer_info(name, free_bytes=ROOM, pool_free_bytes=ROOM, memory_pool=each)
+            for name, each in (("runs", "one"), ("drafts", pool))
+        ]
+        found = placed(peers)
+        assert found.peer.name == "drafts"
+        return found.peer.free_now_bytes
+
+    assert apart("another") == ROOM
+    assert apart("one") < ROOM - (1 << 20)
+
+
 @dataclass
 class Described:
     """What of a checkpoint is looked at."""

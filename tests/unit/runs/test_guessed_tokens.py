@@ -45,6 +45,9 @@ class Guesses:
     def __init__(self) -> None:
         self._draw = np.random.default_rng(5)
 
+    def foresee(self, request: str, tokens: Sequence[int]) -> None:
+        pass
+
     def propose(self, request: str, tokens: Sequence[int], end: int, most: int) -> Sequence[int]:
         begun = list(tokens[:end])
         (known,) = (each for each in self.answers if each[:end] == begun)
