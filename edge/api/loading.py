@@ -36,14 +36,17 @@ _log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def opened(
-    path: Path, lora: str | Path | None, candidates: Candidates
+    path: Path, options: LoadOptions, candidates: Candidates
 ) -> AsyncIterator[tuple[Checkpoint, Sequence[PeerInfo]]]:
     """The checkpoint, and the candidates that answer now.
 
     Raises NetworkError if none answers. In the body, an error for a lack of memory or devices names
     the peers that have gone.
     """
-    opening = run_blocking(lambda: Checkpoint.open(path, lora=lora), discard=Checkpoint.close)
+    opening = run_blocking(
+        lambda: Checkpoint.open(path, lora=options.lora, further_head=options.has_further_head),
+        discard=Checkpoint.close,
+    )
     with await opening as checkpoint:
         known = candidates.peers
         infos, failures = await describe_all({peer.address: peer.credentials for peer in known})

@@ -36,7 +36,7 @@ from edge.kernels.sampling.shortlist import (
     ranked_shortlist,
     shortlist_dtype,
 )
-from edge.protocol.step import FinishReason, SamplingTerms, Step
+from edge.protocol.step import FinishReason, SamplingTerms, Speculation, Step
 from edge.transport import Collective, SoloCollective
 
 
@@ -122,6 +122,11 @@ class DistributedSampling:
         """Set the token masks of this step."""
         for choice in self._choices(step):
             choice.request.mask = masks.get(step.entries[choice.index].request)
+
+    def way(self, step: Step) -> Speculation:
+        """How drafts are made for the step's only request."""
+        known = self._requests.get(step.entries[0].request)
+        return "off" if known is None or step.batch > 1 else known.terms.speculate
 
     def wants_logits(self, step: Step) -> bool:
         """Whether the step wants logits instead of tokens: one of its requests was not begun."""

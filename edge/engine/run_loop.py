@@ -112,7 +112,7 @@ class RunLoop:
         logits: StepLogits | None = None
         output: NDArray[np.float32] | None = None
         if self._is_last_stage:
-            logits = program.logits(step, hidden, collective)
+            logits = program.logits(self._with_states(step), hidden, collective)
         else:
             output = program.forward(step, hidden, collective)
         computed_s = time.perf_counter()
@@ -133,6 +133,25 @@ class RunLoop:
             self._times.pace.note(compute_s, position=position, now_s=computed_s)
         times.send_s += time.perf_counter() - computed_s
         return logits
+
+    def _is_followed(self, step: Step) -> bool:
+        """Whether a drafter is told the step's hidden states."""
+        is_told = self._speculator.follower is not None and self._links.is_sampler
+        return is_told and not step.states and self._choice.way(step) == "mtp"
+
+    def _with_states(self, step: Step) -> Step:
+        """The step, or one for the states of all of its rows, which gives the same logits."""
+        has_all = step.num_tokens == step.logit_rows
+        return step if has_all or not self._is_followed(step) else step.of_states()
+
+    def _follow(self, step: Step, own: StepLogits, count: int) -> None:
+        """Tell a drafter the hidden states of tokens that stay. count: tokens that it gave."""
+        follower = self._speculator.follower
+        if follower is not None and self._is_followed(step):
+            cut = step.logit_rows - count if step.drafted else step.spare
+            entry, rows = step.entries[0], step.num_tokens - cut
+            states = own.states()[0, :rows]
+            follower.follow(entry.request, entry.position, entry.tokens[:rows], states)
 
     def _hear(self, step: Step, own: StepLogits | None) -> tuple[Step | None, Step]:
         """The next step of a run, as told by the sampler, and this one without tokens that are cut
@@ -181,6 +200,7 @@ class RunLoop:
         ends = self._choice.take(step, [each.token for each in chosen])
         del chosen[len(ends) :]
         tokens = [each.token for each in chosen]
+        self._follow(step, own, len(tokens))
         last = self._must_yield or any(ends) or self._choice.is_cancelled(step)
         if step.drafts:
             following, done = self._draft(step, tokens, is_over=last, now_s=chosen_s)

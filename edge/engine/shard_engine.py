@@ -19,6 +19,7 @@ from edge.backends.interface import Backend, KvStorage, ShardWeights, StageProgr
 from edge.engine.compute_thread import ComputeThread
 from edge.engine.distributed_sampling import DistributedSampling
 from edge.engine.drafter import Drafter, SuffixLookup
+from edge.engine.further_drafter import FurtherHeadDrafter, load_further
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.kv_copies import KvCopies, KvCopyQuota, KvCopyQuotaShare, put_copy
 from edge.engine.prefix_cache import PrefixCache, PrefixStorage
@@ -34,7 +35,7 @@ from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.frame_codec import Event
-from edge.protocol.step import SamplingTerms, Step
+from edge.protocol.step import SamplingTerms, Speculation, Step
 from edge.protocol.step_times import ExpectedStep, StepTimes
 from edge.protocol.topology import Seat
 from edge.transport import Link
@@ -74,9 +75,9 @@ class ShardEngine:
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
         )
-        self._speculator = Speculator(
-            {"lookup": drafter or SuffixLookup()}, has_experts=assignment.model.has_experts
-        )
+        self._drafters: dict[Speculation, Drafter] = {"lookup": drafter or SuffixLookup()}
+        self._speculator = Speculator(self._drafters, has_experts=assignment.model.has_experts)
+        self._further: FurtherHeadDrafter | None = None
         self._runs = RunLoop(
             self.links,
             self._choice,
@@ -131,7 +132,11 @@ class ShardEngine:
                 kv_dtype=self.assignment.kv_dtype,
                 kv_tier=kv_tier,
             )
-            return self._program.weight_bytes
+            self._further = load_further(self.assignment, backend, weights)
+            if self._further is None:
+                return self._program.weight_bytes
+            self._drafters["mtp"] = self._speculator.follower = self._further
+            return self._program.weight_bytes + self._further.weight_bytes
 
         return self._thread.call(work)
 
@@ -432,6 +437,8 @@ class ShardEngine:
     def _free_all(self) -> None:
         self.links.close()  # again: `prepare` may have replaced the collective
         self._store_prefixes()
+        if self._further is not None:
+            self._further.close()
         if not (self._parks and self._is_sound and self._reset()):
             program, self._program = self._program, None
             try:

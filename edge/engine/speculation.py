@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.engine.drafter import Drafter
+from edge.engine.further_drafter import Follower
 from edge.protocol.step import Speculation
 
 _NEWEST = 0.2
@@ -106,6 +107,8 @@ class Speculator:
         """drafters: by the ways to speculate; "auto" drafts as "lookup" does. has_experts: rows of
         a step may use other weights each."""
         self.seconds = StepSeconds()
+        self.follower: Follower | None = None
+        """Drafts for "mtp", and is told hidden states."""
         self._begins, self._ends = _PAYS_WITH_EXPERTS if has_experts else _PAYS
         self._drafters = drafters
         self._answers: dict[str, _Answer] = {}
@@ -128,7 +131,7 @@ class Speculator:
         answer = self._answers.get(request)
         if answer is None:
             always = speculate != "auto"
-            drafter = self._drafters[speculate if always else "lookup"]
+            drafter = self._drafters.get(speculate, self._drafters["lookup"])
             answer = _Answer(drafter, prompt_tokens, _EXPECTED if always else 0.0, always)
             self._answers[request] = answer
         if answer.drafter.looks_back:
@@ -141,6 +144,8 @@ class Speculator:
         answer.end = len(tokens)
         if not answer.is_paired:
             return ()
+        if not answer.drafter.looks_back:  # each guess takes its time
+            most = draft_length(answer.right, self.seconds, most)
         guesses = answer.drafter.propose(request, tokens, len(tokens), most)
         length = draft_length(answer.right, self.seconds, len(guesses))
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))

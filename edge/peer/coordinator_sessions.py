@@ -164,6 +164,7 @@ class CoordinatorSessions:
             cached.manifest,
             assignment.layout,
             assignment.weight_format.recipe,
+            assignment.further,
             hidden_size=assignment.model.hidden_size,
         )
         return await self._load(call, cached.path, cached.manifest, self._peer.packed)

@@ -229,15 +229,17 @@ class LoadOptions:
 
     speculate: Speculation = option(
         "off",
-        help="Guess tokens by looking up the last ones earlier in prompt and answer, and compute "
-        "several in one step. lookup: always; auto: while the answer repeats such passages; off: "
-        "never.",
+        help="Guess tokens, and compute several in one step. lookup: by looking up the last ones "
+        "earlier in prompt and answer; auto: the same, while the answer repeats such passages; "
+        "mtp: by the model's further head, if it has one; off: never.",
     )
     """Right guesses save steps, and wrong ones are cut off, so the answer stays the same; with
     `accuracy` "fast" it may differ where two tokens are nearly as likely, because a row alone is
     rounded in another way than several. An answer is guessed while it is alone. One with a grammar
     is not, nor are answers on GPUs, with `batch_invariant`, of models with recurrent states, or
-    with `kv_dtype` "int4". Each request may ask for another way (`GenerationOptions`)."""
+    with `kv_dtype` "int4". Each request may ask for another way (`GenerationOptions`). With
+    "mtp" the device that chooses tokens holds the head for multi-token prediction of DeepSeek-V3,
+    GLM-4.5 and later in 8 bits; other models are refused, and only CPUs compute it."""
 
     standby: Standby = option(
         "auto",
@@ -296,6 +298,11 @@ class LoadOptions:
             raise RequestError(f"spot_check must be 0 to 1, not {shown(share)}")
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
+
+    @property
+    def has_further_head(self) -> bool:
+        """Whether the model's further head is loaded."""
+        return self.speculate == "mtp"
 
     @property
     def keeps_shape(self) -> bool:

@@ -17,6 +17,7 @@ from edge.protocol.step import (
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.further import FurtherHead, further_of
 from edge.weights.layout import ShardLayout, shard_layout
 
 Copies = Literal["none", "answers", "all"]
@@ -82,6 +83,11 @@ class Assignment:
     @property
     def layout(self) -> ShardLayout:
         return shard_layout(self.model, self.plan, stage=self.stage, rank=self.rank)
+
+    @property
+    def further(self) -> FurtherHead | None:
+        """The further head that this shard computes, too."""
+        return further_of(self.model, self.plan, (self.stage, self.rank), self.weight_format)
 
 
 def key_of(session: str, seat: Seat) -> str:

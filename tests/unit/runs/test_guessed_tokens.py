@@ -34,6 +34,7 @@ GREEDY = SamplingParameters()
 class Guesses:
     """Knows the answers, and errs at random; every other draft is right."""
 
+    looks_back = True
     answers: list[list[int]]
 
     def __init__(self) -> None:
