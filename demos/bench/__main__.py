@@ -22,6 +22,7 @@ CASES = {
     "gguf-types": ("gguf_types", "The same numbers as llama.cpp, for each type of GGUF."),
     "bigger-than-memory": ("limited", "Models larger than a limit of memory."),
     "guesses": ("guesses", "Guessed tokens, on text that repeats and on new text."),
+    "further-head": ("further_head", "A model's further head that guesses, on new text."),
     "arriving-prompt": ("arriving_prompt", "Answers under way while a long prompt is read."),
     "serving": ("serving", "Many clients of one server."),
     "server-cost": ("server_cost", "What HTTP adds to the time of a token."),

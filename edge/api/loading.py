@@ -13,7 +13,7 @@ from edge.answers.journal_records import JournaledLoad
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.loaded_model import LoadedModel
 from edge.concurrency.blocking import run_blocking
-from edge.errors import CapacityError, NetworkError, PlanError
+from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions
 from edge.planning.measured_proposal import measured_proposal
@@ -48,6 +48,11 @@ async def opened(
         discard=Checkpoint.close,
     )
     with await opening as checkpoint:
+        if options.has_further_head and checkpoint.spec.has_states:
+            raise RequestError(
+                f"{checkpoint.name} has recurrent states, which cannot be cut after a wrong guess",
+                remedy="load it without speculate mtp",
+            )
         known = candidates.peers
         infos, failures = await describe_all({peer.address: peer.credentials for peer in known})
         gone = [peer.name for peer in known if peer.address in failures]

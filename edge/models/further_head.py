@@ -13,7 +13,8 @@ from dataclasses import replace
 from edge.models.spec import ModelSpec
 
 FURTHER_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
-"""Families whose further heads are computed."""
+"""Families whose further heads guess. Heads of models with recurrent states do not yet, because
+wrong guesses cannot be cut there."""
 
 
 def further_head(spec: ModelSpec) -> ModelSpec:

@@ -37,9 +37,16 @@ def test_tokens_are_those_without_guesses(
         figures = guessed.statistics
         assert 0 < figures["accepted_tokens"] < figures["drafted_tokens"]
         assert figures["tokens_per_pass"] > 1
+        with pytest.raises(edge.RequestError, match="which was not loaded; load the model with"):
+            reply(PROMPT, speculate="mtp")
         # Bits follow from the tokens, and not from how many were guessed at once.
         again = reply(PROMPT, speculate="lookup")
         assert again.logprobs == guessed.logprobs
+
+
+def test_a_model_without_a_further_head(five_peers: edge.Cluster) -> None:
+    with pytest.raises(edge.RequestError, match=r"no further head .* of deepseek_v3, glm4_moe"):
+        five_peers.load(MODEL, speculate="mtp")
 
 
 @pytest.mark.parametrize("layout", ["solo", "pipeline_2"])

@@ -20,7 +20,7 @@ class ReferenceHead:
     """A head as a model of one layer, and what is before it."""
 
     def __init__(self, model: Any, before: dict[str, torch.Tensor], epsilon: float) -> None:
-        """before: weights by name in the checkpoint."""
+        """before: weights by name in checkpoints after DeepSeek-V3's."""
         self.model = model
         self.before = before
         self._epsilon = epsilon
@@ -64,6 +64,8 @@ def add_further_head(
     values |= {"num_hidden_layers": 1, "first_k_dense_replace": 0}
     if "mlp_layer_types" in values:
         values["mlp_layer_types"] = ["sparse"]
+    if "layer_types" in values:
+        values["layer_types"] = ["full_attention"]
     config = hub.AutoConfig.for_model(values.pop("model_type"), **values)
     model = hub.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **PLAIN).eval()
     tensors = load_file(path)
@@ -75,7 +77,7 @@ def add_further_head(
         tensors["model.embed_tokens.weight"] *= checkpoint.spec.hidden_size**0.5
     shared = {
         "model.embed_tokens.weight": tensors["model.embed_tokens.weight"],
-        "lm_head.weight": tensors["lm_head.weight"],
+        "lm_head.weight": tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"]),
     }
     with torch.no_grad():
         buffers = [each for each in model.named_buffers() if each[0].endswith("correction_bias")]
@@ -97,10 +99,25 @@ def add_further_head(
     if alike:
         before["enorm"] = torch.ones(width)
         before["eh_proj"] = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=-1)
-    tensors |= _of_file(model, checkpoint.path / "head", number, own_tables=own_tables)
-    tensors |= {f"model.layers.{number}.{name}.weight": each for name, each in before.items()}
-    save_file(tensors, path, metadata={"format": "pt"})
+    found = _of_file(model, checkpoint.path / "head", number, own_tables=own_tables)
+    found |= {f"model.layers.{number}.{name}.weight": each for name, each in before.items()}
+    if checkpoint.spec.family.startswith("qwen"):
+        found = {_of_qwen(name, number): each for name, each in found.items()}
+        before |= {name: before[name] + 1 for name in ("enorm", "hnorm")}  # stored as 1 less
+    save_file(tensors | found, path, metadata={"format": "pt"})
     return ReferenceHead(model, before, config.rms_norm_eps)
+
+
+def _of_qwen(name: str, number: int) -> str:
+    """The name of a tensor in Qwen's checkpoints."""
+    own = name.removeprefix(f"model.layers.{number}.")
+    names = {
+        "enorm.weight": "pre_fc_norm_embedding.weight",
+        "hnorm.weight": "pre_fc_norm_hidden.weight",
+        "eh_proj.weight": "fc.weight",
+        "shared_head.norm.weight": "norm.weight",
+    }
+    return f"mtp.{names.get(own, f'layers.0.{own}')}"
 
 
 def _of_file(model: Any, folder: Path, number: int, *, own_tables: bool) -> dict[str, torch.Tensor]:

@@ -42,7 +42,7 @@ def drafter(checkpoint: TinyCheckpoint, folder: Path) -> FurtherHeadDrafter:
 
 @pytest.mark.parametrize(
     ("family", "own_tables"),
-    [("glm4_moe", True), ("glm4_moe_lite", False), ("deepseek_v3", False)],
+    [("glm4_moe", True), ("glm4_moe_lite", False), ("deepseek_v3", False), ("qwen3_5", False)],
 )
 def test_guesses_follow_the_formula(tmp_path: Path, family: str, own_tables: bool) -> None:
     """However the states come: a prompt in chunks, tokens one by one, guesses that were wrong."""
