@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,8 @@ def further_head(given: Given) -> Iterator[Found]:
                 figures.add(f"{speculate}, same tokens", "share", float(known == reply.token_ids))
             return {"new text": reply.tokens_per_s}
 
-        sides = {
-            speculate: lambda number, speculate=speculate: side(speculate, number)
-            for speculate in _SIDES
+        sides: dict[str, Callable[[int], Mapping[str, float]]] = {
+            speculate: partial(side, speculate) for speculate in _SIDES
         }
         found = compared(sides, given.rounds, over="off", figures=figures)
     yield Found(

@@ -49,7 +49,7 @@ def test_a_model_without_a_further_head(five_peers: edge.Cluster) -> None:
         five_peers.load(MODEL, speculate="mtp")
 
 
-@pytest.mark.parametrize("layout", ["solo", "pipeline_2"])
+@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_3"])
 def test_a_further_head_changes_no_token(
     five_peers: edge.Cluster, tmp_path: Path, layout: str
 ) -> None:

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from edge.backends.null.backend import NullBackend
+from edge.backends.ort.backend import OrtBackend
 from edge.backends.registry import open_backend
+from edge.backends.triton.backend import TritonBackend
+from edge.backends.webgpu.backend import WebGpuBackend
 from edge.engine.further_drafter import FurtherHeadDrafter
 from edge.errors import RequestError
+from edge.models.spec import FURTHER_HEAD
 from edge.protocol.step import StepLimits
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import weight_format
@@ -83,6 +88,18 @@ def test_missing_states_make_no_error(tmp_path: Path) -> None:
         for start in range(0, 80, 8):
             made.follow("a", start, tokens[:8], states[:8])
         assert not made.propose("a", [*range(81)], 81, 1), "its context is full"
+
+
+def test_only_cpus_compute_it(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path / "glm4_moe", "glm4_moe")
+    add_further_head(checkpoint)
+    with Checkpoint.open(checkpoint.path, further_head=True) as opened:
+        assert FURTHER_HEAD in opened.spec.needs
+    with Checkpoint.open(checkpoint.path) as opened:
+        assert FURTHER_HEAD not in opened.spec.needs
+    assert FURTHER_HEAD not in OrtBackend.lacks
+    for other in (NullBackend, TritonBackend, WebGpuBackend):
+        assert FURTHER_HEAD in other.lacks
 
 
 def test_a_checkpoint_without_a_head_is_refused(
