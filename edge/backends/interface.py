@@ -54,7 +54,7 @@ class StepLogits(Protocol):
 
     def states(self) -> NDArray[np.float32]:
         """Inputs of the head [1, logit_rows, hidden] in a step with `states`, on the host; on every
-        shard that has a part of the vocabulary. On CPUs of every step, and a step with `states` has
+        shard that has a part of the vocabulary. On CPUs of every step; and a step with `states` has
         the logits of its last row besides."""
         ...
 
