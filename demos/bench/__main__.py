@@ -23,6 +23,7 @@ CASES = {
     "bigger-than-memory": ("limited", "Models larger than a limit of memory."),
     "guesses": ("guesses", "Guessed tokens: repeated text, new text, JSON of a schema."),
     "drafts": ("drafts", "A draft model, on its own device or another."),
+    "further-head": ("further_head", "A model's further head that guesses, on new text."),
     "arriving-prompt": ("arriving_prompt", "Answers under way while a long prompt is read."),
     "serving": ("serving", "Many clients of one server."),
     "server-cost": ("server_cost", "What HTTP adds to the time of a token."),

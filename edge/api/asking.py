@@ -19,6 +19,7 @@ from edge.api.loaded_model import LoadedModel
 from edge.api.reply import AskedReply, BeginReply, ReplyFeed
 from edge.api.tool_choice import chosen, with_calls
 from edge.errors import PromptLengthError, RequestError, shown
+from edge.models.further_head import FURTHER_FAMILIES
 from edge.text.grammar import Matcher
 from edge.text.tool_schema import Tool, tool_schemas
 from edge.text.tool_types import tool_types
@@ -120,6 +121,12 @@ class Asking:
         if terms.speculate == "draft" and not self._model.has_draft:
             raise RequestError(
                 'speculate "draft" needs a draft model', remedy="load the model with one: draft"
+            )
+        if terms.speculate == "mtp" != self._model.speculate:
+            raise RequestError(
+                "speculate mtp needs the model's further head, which was not loaded",
+                remedy="load the model with speculate mtp; "
+                f"{', '.join(FURTHER_FAMILIES)} have such heads",
             )
         given = (("logit_bias", terms.sampling.logit_bias), ("stop_token_ids", terms.end_ids))
         for name, ids in given:

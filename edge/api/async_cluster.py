@@ -275,7 +275,7 @@ class AsyncCluster(ClusterStudies):
         self._models = [model for model in self._models if not model.is_over]
         for model in over:
             await model.aclose()
-        async with opened(found, options.lora, self._candidates) as (checkpoint, peers):
+        async with opened(found, options, self._candidates) as (checkpoint, peers):
             yield checkpoint, peers
 
     async def __aenter__(self) -> AsyncCluster:

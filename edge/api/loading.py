@@ -14,7 +14,7 @@ from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.loaded_model import LoadedModel
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.errors import CapacityError, NetworkError, PlanError
+from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.planning.draft_place import DraftPlace, check_draft, place_draft
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions
@@ -39,15 +39,23 @@ _log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def opened(
-    path: Path, lora: str | Path | None, candidates: Candidates
+    path: Path, options: LoadOptions, candidates: Candidates
 ) -> AsyncIterator[tuple[Checkpoint, Sequence[PeerInfo]]]:
     """The checkpoint, and the candidates that answer now.
 
     Raises NetworkError if none answers. In the body, an error for a lack of memory or devices names
     the peers that have gone.
     """
-    opening = run_blocking(lambda: Checkpoint.open(path, lora=lora), discard=Checkpoint.close)
+    opening = run_blocking(
+        lambda: Checkpoint.open(path, lora=options.lora, further_head=options.has_further_head),
+        discard=Checkpoint.close,
+    )
     with await opening as checkpoint:
+        if options.has_further_head and checkpoint.spec.has_states:
+            raise RequestError(
+                f"{checkpoint.name} has recurrent states, which cannot be cut after a wrong guess",
+                remedy="load it without speculate mtp",
+            )
         known = candidates.peers
         infos, failures = await describe_all({peer.address: peer.credentials for peer in known})
         gone = [peer.name for peer in known if peer.address in failures]

@@ -54,7 +54,8 @@ class StepLogits(Protocol):
 
     def states(self) -> NDArray[np.float32]:
         """Inputs of the head [1, logit_rows, hidden] in a step with `states`, on the host; on every
-        shard that has a part of the vocabulary."""
+        shard that has a part of the vocabulary. On CPUs of every step; and a step with `states` has
+        the logits of its last row besides."""
         ...
 
     def best(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float32]] | None:

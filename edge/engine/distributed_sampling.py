@@ -36,7 +36,7 @@ from edge.kernels.sampling.shortlist import (
     ranked_shortlist,
     shortlist_dtype,
 )
-from edge.protocol.step import FinishReason, SamplingTerms, Step
+from edge.protocol.step import FinishReason, SamplingTerms, Speculation, Step
 from edge.protocol.token_masks import PackedMask, unpacked
 from edge.transport import Collective, SoloCollective
 
@@ -138,6 +138,11 @@ class DistributedSampling:
             if (request := self._requests.get(entry.request)) is not None:
                 packed = masks.get(entry.request, ())
                 request.masks = [unpacked(mask, self._vocab_size) for mask in packed]
+
+    def way(self, step: Step) -> Speculation:
+        """How drafts are made for the step's only request."""
+        known = self._requests.get(step.entries[0].request)
+        return "off" if known is None or step.batch > 1 else known.terms.speculate
 
     def wants_logits(self, step: Step) -> bool:
         """Whether the step wants logits instead of tokens: one of its requests was not begun."""

@@ -61,6 +61,8 @@ class DraftRuns:
     speculator: Speculator
     times: ShardCounters
     compute: Callable[[Step, StageCompute], StepLogits | None]
+    follow: Callable[[Step, StepLogits, int], None]
+    """Told, for a drafter that reads hidden states, how many tokens a step gave."""
     computed: Callable[[Step], None]
     """Called with each step whose tokens are right, before its tokens are reported."""
     report: Callable[[Step, Sequence[Chosen], Sequence[FinishReason | None], float, bool], None]
@@ -103,6 +105,7 @@ class DraftRuns:
                 del chosen[self.speculator.settle(entry.request, known, first, tokens, terms) :]
             ends = self.choice.take(step, [each.token for each in chosen])
             del chosen[len(ends) :]
+            self.follow(step, logits, len(chosen))
             if step.is_decode and begun_s:
                 self.speculator.seconds.note(step.num_tokens, chosen_s - begun_s)
             begun_s = 0.0 if ahead else chosen_s

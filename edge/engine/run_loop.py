@@ -51,6 +51,7 @@ class RunLoop:
         self._report = report
         self._computed = computed
         self._is_last_stage = is_last_stage
+        self._speculator = speculator
         self._must_yield = False
         self._drafts = DraftRuns(
             links=links,
@@ -58,6 +59,7 @@ class RunLoop:
             speculator=speculator,
             times=times,
             compute=self.compute,
+            follow=self._follow,
             computed=computed,
             report=self._tell_tokens,
             must_yield=lambda: self._must_yield,
@@ -122,7 +124,7 @@ class RunLoop:
         logits: StepLogits | None = None
         output: NDArray[np.float32] | None = None
         if self._is_last_stage:
-            logits = program.logits(step, hidden, collective)
+            logits = program.logits(self._with_states(step), hidden, collective)
         else:
             output = program.forward(step, hidden, collective)
         computed_s = time.perf_counter()
@@ -143,6 +145,25 @@ class RunLoop:
             self._times.pace.note(compute_s, position=position, now_s=computed_s)
         times.send_s += time.perf_counter() - computed_s
         return logits
+
+    def _is_followed(self, step: Step) -> bool:
+        """Whether a drafter is told the step's hidden states."""
+        is_told = self._speculator.follower is not None and self._links.is_sampler
+        return is_told and not step.states and self._choice.way(step) == "mtp"
+
+    def _with_states(self, step: Step) -> Step:
+        """The step, or one for the states of all of its rows, which gives the same logits."""
+        has_all = step.num_tokens == step.logit_rows
+        return step if has_all or not self._is_followed(step) else step.of_states()
+
+    def _follow(self, step: Step, own: StepLogits, count: int) -> None:
+        """Tell a drafter the hidden states of tokens that stay. count: tokens that it gave."""
+        follower = self._speculator.follower
+        if follower is not None and self._is_followed(step):
+            cut = step.logit_rows - count if step.drafted else step.spare
+            entry, rows = step.entries[0], step.num_tokens - cut
+            states = own.states()[0, :rows]
+            follower.follow(entry.request, entry.position, entry.tokens[:rows], states)
 
     def _hear(self, step: Step, own: StepLogits | None) -> Step | None:
         """The next step of a run, as told by the sampler. None at the end of the run.
@@ -185,6 +206,7 @@ class RunLoop:
         chosen_s = time.monotonic()
         tokens = [each.token for each in chosen]
         ends = self._choice.take(step, tokens)
+        self._follow(step, own, len(tokens))
         is_over = self._must_yield or any(ends) or self._choice.ends_run(step) or step.run == 1
         told = np.full(step.batch, END_OF_RUN, np.int64)
         if not is_over:

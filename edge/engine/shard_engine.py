@@ -21,6 +21,7 @@ from edge.engine.distributed_sampling import DistributedSampling
 from edge.engine.draft_model import DraftModel
 from edge.engine.draft_server import DraftServer
 from edge.engine.drafter import Drafter, SuffixLookup
+from edge.engine.further_drafter import FurtherHeadDrafter, load_further
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.kv_copies import KvCopies, KvCopyQuota, KvCopyQuotaShare, put_copy
 from edge.engine.prefix_cache import PrefixCache, PrefixStorage
@@ -36,7 +37,7 @@ from edge.protocol import messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.frame_codec import Event
-from edge.protocol.step import SamplingTerms, Step
+from edge.protocol.step import SamplingTerms, Speculation, Step
 from edge.protocol.step_times import DRAFT_ROWS, ExpectedStep, StepTimes
 from edge.protocol.token_masks import PackedMask
 from edge.protocol.topology import Seat
@@ -82,8 +83,13 @@ class ShardEngine:
         """Asked for guesses, where this shard samples and is linked with a draft model."""
         self._draft_server: DraftServer | None = None
         """Guesses for another model."""
+        self._drafters: dict[Speculation, Drafter] = {
+            "lookup": drafter or SuffixLookup(),
+            "draft": self.draft_model,
+        }
+        self._further: FurtherHeadDrafter | None = None
         self._speculator = Speculator(
-            {"lookup": drafter or SuffixLookup(), "draft": self.draft_model},
+            self._drafters,
             has_experts=assignment.model.has_experts,
             rewinds=rewinds,
             predicted=dict(
@@ -145,7 +151,11 @@ class ShardEngine:
                 kv_dtype=self.assignment.kv_dtype,
                 kv_tier=kv_tier,
             )
-            return self._program.weight_bytes
+            self._further = load_further(self.assignment, backend, weights)
+            if self._further is None:
+                return self._program.weight_bytes
+            self._drafters["mtp"] = self._speculator.follower = self._further
+            return self._program.weight_bytes + self._further.weight_bytes
 
         return self._thread.call(work)
 
@@ -463,6 +473,8 @@ class ShardEngine:
     def _free_all(self) -> None:
         self.links.close()  # again: `prepare` may have replaced the collective
         self._store_prefixes()
+        if self._further is not None:
+            self._further.close()
         if not (self._parks and self._is_sound and self._reset()):
             program, self._program = self._program, None
             try:

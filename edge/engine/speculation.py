@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge.engine.drafter import Drafter
+from edge.engine.further_drafter import Follower
 from edge.partition import draft_length
 from edge.protocol.step import SamplingTerms, Speculation
 
@@ -113,6 +114,8 @@ class Speculator:
         predicted: see `StepSeconds`."""
         self._rewinds = rewinds
         self.seconds = StepSeconds(predicted)
+        self.follower: Follower | None = None
+        """Drafts for "mtp", and is told hidden states."""
         self._begins, self._ends = _PAYS_WITH_EXPERTS if has_experts else _PAYS
         self._drafters = drafters
         self._answers: dict[str, _Answer] = {}
@@ -186,7 +189,7 @@ class Speculator:
         answer = self._answers.get(request)
         if answer is None:
             always = terms.speculate != "auto"
-            drafter = self._drafters[terms.speculate if always else "lookup"]
+            drafter = self._drafters.get(terms.speculate, self._drafters["lookup"])
             right = _EXPECTED if always else 0.0
             answer = _Answer(drafter, min(terms.prompt_tokens, end), right, always)
             self._answers[request] = answer

@@ -12,6 +12,7 @@ from edge.models.spec import FeedForward, LayerSpec, Mixer, ModelSpec
 from edge.partition import LayerFacts, ModelFacts
 from edge.protocol.wire_rules import Wire, number_bytes
 from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.further import further_in
 
 _FLOAT_BYTES = 4
 
@@ -70,6 +71,9 @@ def model_facts(
             keys_of=layer.mixer.keys_of if isinstance(layer.mixer, Attention) else None,
         )
 
+    # A further head is beside the head, and is read as often.
+    further = further_in(spec, weight_format)
+    further_bytes = 0 if further is None else further.weight_bytes
     return ModelFacts(
         name=name,
         hidden_size=hidden,
@@ -79,7 +83,8 @@ def model_facts(
         tied_embeddings=spec.tied_embeddings,
         column_multiple=recipe.column_multiple(_cut_by_columns(spec)),
         embedding_row_bytes=hidden * embedding_itemsize,
-        head_row_bytes=nbytes(Weights(matrices=(("head", hidden),))),
+        head_row_bytes=nbytes(Weights(matrices=(("head", hidden),)))
+        + -(-further_bytes // spec.vocab_size),
         kept=_kept(spec),
         wire_number_bytes=number_bytes(wire),
         expert_uses=expert_uses,

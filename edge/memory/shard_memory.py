@@ -10,6 +10,7 @@ from edge.memory.rebalance import RebalanceOptions
 from edge.memory.step_memory import (
     Widths,
     buffer_bytes,
+    further_bytes,
     head_load_bytes,
     passing_bytes,
 )
@@ -19,7 +20,8 @@ from edge.partition import ModelFacts, Plan, Workload, weight_tiers
 from edge.partition.plan.expert_tiers import WINDOW_LAYERS
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import StepLimits
-from edge.weights.formats import KvDtype
+from edge.weights.formats import KvDtype, weight_format
+from edge.weights.further import further_in
 from edge.weights.layout import ShardLayout, shard_layout, whole_layout
 
 _MOST_NUMBERS = 128
@@ -51,7 +53,7 @@ def _facts(assignment: Assignment, manifest: Manifest) -> ModelFacts:
     """The model's sizes. Raises PlanError of `partition` for a plan of another model."""
     embeddings = [tensor for tensor in manifest.tensors if tensor.name == "embedding"]
     facts = model_facts(
-        assignment.model,
+        replace(assignment.model, has_further_head=False),  # it is on one shard
         assignment.weight_format,
         name=assignment.plan.model,
         embedding_itemsize=numpy_dtype(embeddings[0].dtype).itemsize if embeddings else 0,
@@ -77,6 +79,9 @@ def _use(
     )
     weight_bytes = use.weight_bytes + (0 if host_bytes is None else use.apart_bytes)
     beside_bytes = buffer_bytes(widths, limits)
+    if (further := assignment.further) is not None:
+        weight_bytes += further.weight_bytes
+        beside_bytes += further_bytes(further, limits)
     kv_bytes = use.kv_bytes + use.state_bytes
     if layout.streamed_layers:
         # Loading a large vocabulary may take more than layers and cache do afterwards.
@@ -167,7 +172,8 @@ def most_overhead(
         is_split=may_split,
         loose_layers=spec.num_layers if stream else 0,
     )
-    return buffer_bytes(widths, limits)
+    further = further_in(spec, weight_format(spec, "int8"))
+    return buffer_bytes(widths, limits) + (0 if further is None else further_bytes(further, limits))
 
 
 def with_streamed(plan: Plan, stage: int, rank: int, count: int) -> Plan:

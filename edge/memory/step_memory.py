@@ -22,6 +22,7 @@ from edge.models.experts import Experts, expert_number
 from edge.models.spec import FeedForward, Mixer, ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
+from edge.weights.further import FurtherHead
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_bytes
 
@@ -226,6 +227,23 @@ def most_logits(widths: Widths, limits: StepLimits) -> int:
 def _evaluated(widths: Widths, limits: StepLimits) -> int:
     """Logits of the largest step of which all rows are sent, in values."""
     return min(limits.chunk_tokens * widths.vocab_rows, LOGIT_CHUNK_BYTES // _FLOAT_BYTES)
+
+
+def further_limits(limits: StepLimits) -> StepLimits:
+    """The limits of a further head's steps: one answer is drafted for at a time."""
+    return StepLimits(
+        context_tokens=limits.context_tokens,
+        chunk_tokens=limits.chunk_tokens,
+        requests=1,
+        cached_tokens=limits.context_tokens,
+    )
+
+
+def further_bytes(further: FurtherHead, limits: StepLimits) -> int:
+    """Bytes that a further head takes beside its weights: its keys and values, and buffers."""
+    own = further_limits(limits)
+    kept = own.cached_tokens * cache_token_bytes(further.layout, "float32")
+    return kept + buffer_bytes(Widths.of_shard(further.spec, further.layout), own)
 
 
 def buffer_bytes(widths: Widths, limits: StepLimits) -> int:

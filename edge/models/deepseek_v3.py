@@ -1,6 +1,6 @@
 """DeepSeek-V3 and R1: latent attention; experts, and a shared one, in all but the first layers.
 
-The layers for multi-token prediction in checkpoints are not computed.
+The first layer for multi-token prediction in a checkpoint is its further head.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from edge.models.config import Config
 from edge.models.decoder import decoder, num_layers
 from edge.models.families import Family
+from edge.models.further_head import behind_the_last
 from edge.models.glm4_moe import experts_beside_shared
 from edge.models.latent_layers import latent_attention, latent_tensor_name
 from edge.models.spec import MAX_LAYERS, ModelSpec
@@ -45,4 +46,8 @@ def describe(config: Config) -> ModelSpec:
     )
 
 
-FAMILY = Family(describe=describe, tensor_name=latent_tensor_name)
+FAMILY = Family(
+    describe=describe,
+    tensor_name=latent_tensor_name,
+    further_name=behind_the_last(latent_tensor_name),
+)

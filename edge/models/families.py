@@ -55,6 +55,7 @@ class Family:
     head. stacked_experts: the same for experts, in tensors [experts, rows, columns].
     turned_experts: the same in tensors [experts, columns, rows], where rows of several roles,
     weights or biases, alternate. turned: like fused, for matrices [columns, rows].
+    further_name(spec, role) → the name of a weight of the further head, if checkpoints have one.
     """
 
     describe: Callable[[Config], ModelSpec]
@@ -65,6 +66,7 @@ class Family:
     stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     turned_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     turned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    further_name: Callable[[ModelSpec, str], str] | None = None
 
 
 WITH_PICTURES = {

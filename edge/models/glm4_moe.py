@@ -1,6 +1,6 @@
 """GLM-4.5 and later with experts: in all but the first layers, with shared experts.
 
-The layer for multi-token prediction in checkpoints is not computed.
+The layer for multi-token prediction in a checkpoint is its further head.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from edge.models.config import Config
 from edge.models.decoder import activation, decoder, head_size_of, num_layers
 from edge.models.experts import MAX_EXPERTS, Experts, SharedExpert
 from edge.models.families import Family, llama_tensor_name
+from edge.models.further_head import behind_the_last
 from edge.models.rope import read_rotary
 from edge.models.sparse_layers import check_routing
 from edge.models.spec import MAX_LAYERS, ModelSpec
@@ -58,4 +59,6 @@ def tensor_name(role: str) -> str:
     return llama_tensor_name(role).replace(".mlp.shared_expert.", ".mlp.shared_experts.")
 
 
-FAMILY = Family(describe=describe, tensor_name=tensor_name)
+FAMILY = Family(
+    describe=describe, tensor_name=tensor_name, further_name=behind_the_last(tensor_name)
+)

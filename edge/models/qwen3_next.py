@@ -5,6 +5,7 @@ from __future__ import annotations
 from edge.models.config import Config
 from edge.models.delta_layers import delta_decoder
 from edge.models.families import Family, llama_tensor_name
+from edge.models.further_head import named_apart
 from edge.models.sparse_layers import shared_expert, sparse_layers
 from edge.models.spec import ModelSpec
 
@@ -26,4 +27,5 @@ FAMILY = Family(
         "linear_attn.in_proj_qkvz": ("linear_query", "linear_key", "linear_value", "linear_gate"),
         "linear_attn.in_proj_ba": ("linear_beta", "linear_decay"),
     },
+    further_name=named_apart(llama_tensor_name),
 )

@@ -57,10 +57,11 @@ _OWN_INPUTS = "inputs of each layer by token"
 _SHARED_KEYS = "keys of another layer"
 _POSITIONS = "learned positions"
 _APART = "experts with norms of their own"
+FURTHER_HEAD = "a further head"
 ALL_NEEDS = frozenset(
     (
         *(*_MIXERS, *_FEED_FORWARDS, *_OF_ATTENTION),
-        *(_SCALED, _POSITIONS, _OWN_INPUTS, _SHARED_KEYS, _APART),
+        *(_SCALED, _POSITIONS, _OWN_INPUTS, _SHARED_KEYS, _APART, FURTHER_HEAD),
     )
 )
 """All possible names in `ModelSpec.needs`."""
@@ -131,6 +132,11 @@ class ModelSpec:
     """The scale of logits."""
     logit_soft_cap: float | None = None
     """Logits x then become soft_cap · tanh(x / soft_cap); None: unchanged."""
+    has_further_head: bool = False
+    """The sampler computes a further head, too, to guess tokens: see `further_head.py`."""
+    joins_states: bool = False
+    """It is a further head: the input of its first layer is a product with the embedding's row and
+    a hidden state from outside, each normed, side by side."""
     kinds: tuple[LayerSpec, ...]
     """The different kinds of layers, in order of their first layer; `by_kind` makes them."""
     layers: tuple[int, ...]
@@ -146,6 +152,8 @@ class ModelSpec:
             tied_embeddings=self.tied_embeddings,
             learned_positions=self.learned_positions,
             norm_bias=self.norm_bias,
+            has_further_head=self.has_further_head,
+            joins_states=self.joins_states,
         )
         if not isinstance(self.family, str) or not 0 < len(self.family) <= _LONGEST_FAMILY:
             raise ValueError(f"a family must have a short name, not {shown(self.family)}")
@@ -265,6 +273,8 @@ class ModelSpec:
             found.append(_OWN_INPUTS)
         if any(each.keys_of is not None for each in attentions):
             found.append(_SHARED_KEYS)
+        if self.has_further_head:
+            found.append(FURTHER_HEAD)
         return *sorted({part.kind for kind in self.kinds for part in kind.parts}), *found
 
     @property
@@ -312,8 +322,8 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every weight of the model by role, with its shape; matrices are [outputs, inputs].
 
     Roles are `embedding`, `positions`, `token_table`, `token_projection`, `token_norm`,
-    `final_norm`, `final_norm_bias`, `head`, and `layers.N.` followed by those of the layer's mixer
-    and feed-forward block.
+    `embedding_norm`, `state_norm`, `input_projection`, `final_norm`, `final_norm_bias`, `head`, and
+    `layers.N.` followed by those of the layer's mixer and feed-forward block.
     """
     shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, spec.hidden_size)}
     of_kind = [
@@ -329,6 +339,9 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         shapes["token_table"] = (spec.vocab_size, columns)
         shapes["token_projection"] = (columns, spec.hidden_size)
         shapes["token_norm"] = (spec.token_inputs,)
+    if spec.joins_states:
+        shapes["embedding_norm"] = shapes["state_norm"] = (spec.hidden_size,)
+        shapes["input_projection"] = (spec.hidden_size, 2 * spec.hidden_size)
     shapes["final_norm"] = (spec.hidden_size,)
     if spec.norm_bias:
         shapes["final_norm_bias"] = (spec.hidden_size,)

@@ -166,6 +166,7 @@ class CoordinatorSessions:
             cached.manifest,
             assignment.layout,
             assignment.weight_format.recipe,
+            assignment.further,
             hidden_size=assignment.model.hidden_size,
         )
         return await self._load(call, cached.path, cached.manifest, self._peer.packed)
@@ -241,6 +242,8 @@ class CoordinatorSessions:
         try:
             backend = await run_blocking(self._peer.backend)
             more_bytes = load_bytes(assignment.layout, assignment.weight_format)
+            if (further := assignment.further) is not None:
+                more_bytes = max(more_bytes, load_bytes(further.layout, further.weight_format))
             # One load at a time: two would use the same spare memory.
             async with (
                 self._peer.loading.turn(self._owner),

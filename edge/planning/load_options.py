@@ -232,14 +232,17 @@ class LoadOptions:
         choices=get_args(Speculation),
         help="Guess tokens, and compute several in one step. lookup: by looking up the last ones "
         "earlier in prompt and answer; auto: the same, while the answer repeats such passages; "
-        "draft: by the model of --draft; off: never.  [default: draft with --draft, else off]",
+        "draft: by the model of --draft; mtp: by the model's further head, if it has one; "
+        "off: never.  [default: draft with --draft, else off]",
     )
     """Right guesses save steps, and wrong ones are cut off, so the answer stays the same; with
     `accuracy` "fast" it may differ where two tokens are nearly as likely, because a row alone is
     rounded in another way than several. An answer is guessed while it is alone; of one with a
     schema or grammar, what that forces. Answers on GPUs are not guessed, nor with
-    `batch_invariant`, of models with recurrent states, or with `kv_dtype` "int4". Each request may
-    ask for another way (`GenerationOptions`)."""
+    `batch_invariant`, or with `kv_dtype` "int4". Each request may ask for another way
+    (`GenerationOptions`). With "mtp" the device that chooses tokens holds the head for multi-token
+    prediction of DeepSeek-V3, GLM-4.5 and later in 8 bits; other models are refused, and only CPUs
+    compute it."""
 
     draft: str | Path | None = option(
         None,
@@ -325,6 +328,11 @@ class LoadOptions:
     def usually_speculates(self) -> Speculation:
         """How tokens are guessed where a request leaves it open."""
         return self.speculate or ("off" if self.draft is None else "draft")
+
+    @property
+    def has_further_head(self) -> bool:
+        """Whether the model's further head is loaded."""
+        return self.speculate == "mtp"
 
     @property
     def keeps_shape(self) -> bool:

@@ -17,6 +17,7 @@ from edge.protocol.step import (
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.further import FurtherHead, further_in, further_of
 from edge.weights.layout import ShardLayout, shard_layout
 
 Copies = Literal["none", "answers", "all"]
@@ -70,6 +71,9 @@ class Assignment:
             raise ValueError("no memory for the keys and values of one token")
         if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:
             raise ValueError("neither memory nor disk has room for the longest request")
+        if self.model.joins_states:
+            raise ValueError("a further head is not a model by itself")
+        further_in(self.model, self.weight_format)  # raises ValueError for one that cannot be
         rules = self.wire_rules
         if len(rules.sums) != len(stages) or len(rules.hops) != len(stages) - 1:
             raise ValueError(f"wire rules for {len(rules.sums)} stages; the plan has {len(stages)}")
@@ -82,6 +86,11 @@ class Assignment:
     @property
     def layout(self) -> ShardLayout:
         return shard_layout(self.model, self.plan, stage=self.stage, rank=self.rank)
+
+    @property
+    def further(self) -> FurtherHead | None:
+        """The further head that this shard computes, too."""
+        return further_of(self.model, self.plan, (self.stage, self.rank), self.weight_format)
 
 
 def key_of(session: str, seat: Seat) -> str:

@@ -36,9 +36,10 @@ MOST_DRAFTED = 15
 """The longest draft. With the token before it, it makes an even number of rows, as every draft
 does."""
 
-Speculation = Literal["auto", "off", "lookup", "draft"]
+Speculation = Literal["auto", "off", "lookup", "draft", "mtp"]
 """How drafts of an answer are made. "lookup": by looking up the last tokens earlier in prompt and
-answer; "auto": the same, once the answer repeats them; "draft": by a small model."""
+answer; "auto": the same, once the answer repeats them; "draft": by a small model; "mtp": by the
+model's further head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,11 @@ class Step:
     def is_decode(self) -> bool:
         """Whether it computes an answer's tokens, and no chunk of a prompt."""
         return self.num_tokens == 1 or self.drafted > 0
+
+    def of_states(self) -> Step:
+        """The same chunk of one request, for the hidden states of all of its rows."""
+        (entry,) = self.entries
+        return Step(entries=(replace(entry, logit_rows=len(entry.tokens)),), states=True)
 
     def cut(self, tokens: int) -> Step:
         """The step of one request without the last `tokens` tokens, which were cut off again."""

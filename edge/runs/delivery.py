@@ -32,6 +32,20 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveredWeights:
+    """Open sources of the weights that a load delivers."""
+
+    model: WeightSource
+    further: WeightSource | None
+    """The further head's, if it is computed."""
+
+    def close(self) -> None:
+        self.model.close()
+        if self.further is not None:
+            self.further.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """Delivers the shards of one plan to its peers."""
 
@@ -48,30 +62,43 @@ class Delivery:
         self.tell(event)
 
     @contextlib.asynccontextmanager
-    async def source(self) -> AsyncIterator[WeightSource]:
+    async def source(self) -> AsyncIterator[DeliveredWeights]:
         """The weights in the format in which they are sent."""
         source = await run_blocking(
-            lambda: self.checkpoint.source(
-                self.load.weight_format,
-                cache_root=self.cache_root / "quantized",
-                on_progress=self.on_progress,
-            ),
-            stop=self.stop.set,
-            discard=lambda opened: (
-                opened.close()
-            ),  # WeightSource.close, of a protocol, would do nothing
+            self._open_source, stop=self.stop.set, discard=DeliveredWeights.close
         )
         try:
             yield source
         finally:
             source.close()
 
-    async def described(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> ShardShipment:
+    def _open_source(self) -> DeliveredWeights:
+        load, root = self.load, self.cache_root / "quantized"
+        last = (len(load.plan.stages) - 1, 0)
+        model = self.checkpoint.source(
+            load.weight_format, cache_root=root, on_progress=self.on_progress
+        )
+        head, further = load.further(last), None
+        try:
+            if head is not None:
+                further = self.checkpoint.further_source(
+                    head.weight_format, cache_root=root, on_progress=self.on_progress
+                )
+        except BaseException:
+            model.close()
+            raise
+        return DeliveredWeights(model=model, further=further)
+
+    async def described(
+        self, seat: Seat, peer: PeerInfo, source: DeliveredWeights
+    ) -> ShardShipment:
+        head, weights = self.load.further(seat), source.further
         return await run_blocking(
             lambda: describe_shard(
                 self.load.layout(seat),
-                source,
+                source.model,
                 self.load.weight_format,
+                None if head is None or weights is None else (head, weights),
                 fingerprint=self.checkpoint.store.fingerprint,
                 cache_root=self.cache_root / "manifests",
                 on_progress=lambda done, total: self.on_progress(
@@ -81,7 +108,7 @@ class Delivery:
             stop=self.stop.set,
         )
 
-    async def deliver(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> Delivered:
+    async def deliver(self, seat: Seat, peer: PeerInfo, source: DeliveredWeights) -> Delivered:
         """Send the peer the parts of the shard that it lacks. The caller closes the client."""
         shipment = await self.described(seat, peer, source)
         client, sent_bytes = await ship(
@@ -124,7 +151,7 @@ class Delivery:
 
 
 async def make_ready(
-    delivery: Delivery, seat: Seat, peer: PeerInfo, source: WeightSource
+    delivery: Delivery, seat: Seat, peer: PeerInfo, source: DeliveredWeights
 ) -> Delivered:
     """Have a peer load a shard and park it in memory for the next load, as long as nothing else
     needs the memory.

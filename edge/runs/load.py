@@ -16,7 +16,7 @@ from edge.planning.kv_limits import longest_tokens
 from edge.protocol.peer_info import PeerInfo, gather_all, places
 from edge.protocol.step import MOST_DRAFTED, MOST_KEPT, SHORTEST_STEP
 from edge.protocol.topology import Seat
-from edge.runs.delivery import Delivered, Delivery
+from edge.runs.delivery import Delivered, DeliveredWeights, Delivery
 from edge.runs.resolved import ResolvedLoad
 from edge.runs.run import PlanRun
 from edge.scheduling.prefixes import PrefixCacheIndex
@@ -24,7 +24,6 @@ from edge.scheduling.residency import Residency
 from edge.scheduling.saved_states import SavedStates
 from edge.scheduling.state import SchedulingLimits, SchedulingState
 from edge.weights.formats import weight_format
-from edge.weights.matrix_kind import WeightSource
 from edge.weights.token_reads import packed_bytes_of_token
 
 
@@ -197,7 +196,7 @@ class _Loading:
         except CapacityError as error:
             raise ShareRefusedError(peer.id, error) from error
 
-    async def _place(self, seat: Seat, peer: PeerInfo, source: WeightSource) -> None:
+    async def _place(self, seat: Seat, peer: PeerInfo, source: DeliveredWeights) -> None:
         """Deliver one shard to its peer and open it."""
         delivered = await self.delivery.deliver(seat, peer, source)
         self.run.adopt(seat, delivered.client)

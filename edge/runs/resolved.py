@@ -20,6 +20,7 @@ from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype, WeightFormat
+from edge.weights.further import FurtherHead, further_of
 from edge.weights.layout import ShardLayout, shard_layout
 
 
@@ -77,3 +78,7 @@ class ResolvedLoad:
     def layout(self, seat: Seat) -> ShardLayout:
         """The slices of the weights that the shard of this seat holds."""
         return shard_layout(self.spec, self.plan, stage=seat[0], rank=seat[1])
+
+    def further(self, seat: Seat) -> FurtherHead | None:
+        """The further head that the shard of this seat computes, too."""
+        return further_of(self.spec, self.plan, seat, self.weight_format)

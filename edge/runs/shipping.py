@@ -26,6 +26,7 @@ from edge.progress import OnProgress, Progress
 from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.messages import Offer, Piece, Seal
 from edge.weights.formats import WeightFormat
+from edge.weights.further import PREFIX, FurtherHead
 from edge.weights.layout import ShardLayout, token_table
 from edge.weights.matrix_kind import WeightSource
 from edge.weights.recipe import Recipe, StoredMatrix
@@ -97,10 +98,20 @@ def _tensor_groups(layout: ShardLayout, source: WeightSource, recipe: Recipe) ->
         yield (vector.name,), partial(lambda each: {each.name: source.vector(each)}, vector)
 
 
+def _prefixed(group: _Group) -> _Group:
+    """A group of the further head, by the names in the shard's file."""
+    names, read = group
+    return (
+        tuple(f"{PREFIX}{name}" for name in names),
+        lambda: {f"{PREFIX}{name}": array for name, array in read().items()},
+    )
+
+
 def describe_shard(
     layout: ShardLayout,
     source: WeightSource,
     weight_format: WeightFormat,
+    further: tuple[FurtherHead, WeightSource] | None = None,
     *,
     fingerprint: str,
     cache_root: Path,
@@ -111,7 +122,13 @@ def describe_shard(
     Raises CheckpointError for damaged files.
     """
     groups = list(_tensor_groups(layout, source, weight_format.recipe))
-    key = hashlib.sha256(repr((fingerprint, weight_format.storage, layout)).encode()).hexdigest()
+    facts: tuple[object, ...] = fingerprint, weight_format.storage, layout
+    if further is not None:
+        head, weights = further
+        own = _tensor_groups(head.layout, weights, head.weight_format.recipe)
+        groups += map(_prefixed, own)
+        facts = *facts, head.weight_format.storage, head.layout
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()
     path = cache_root / f"{key}.json"
     with contextlib.suppress(OSError, StoreError):
         manifest = Manifest.read(path)

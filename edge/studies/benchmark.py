@@ -169,7 +169,13 @@ class TimedModel(Protocol):
     ) -> TimedReply: ...
 
     def stream(
-        self, prompt: Sequence[int], /, *, max_new_tokens: int, ignore_eos: bool
+        self,
+        prompt: Sequence[int],
+        /,
+        *,
+        max_new_tokens: int,
+        ignore_eos: bool,
+        speculate: Speculation | None = None,
     ) -> Iterable[TimedToken]: ...
 
     def measure(self) -> Sequence[PeerTimes]: ...
@@ -196,7 +202,7 @@ def batch_tokens_per_s(
     ]
 
     def times(prompt: list[int]) -> list[float]:
-        stream = model.stream(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        stream = model.stream(prompt, max_new_tokens=new_tokens, ignore_eos=True, speculate="off")
         return [token.chosen_s for token in stream]
 
     with ThreadPoolExecutor(requests) as pool:
@@ -220,7 +226,7 @@ def run_benchmark(
 
     def answer() -> TimedReply:
         prompt: list[int] = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
-        reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True, speculate="off")
         assert len(reply.token_ids) == new_tokens
         return reply
 

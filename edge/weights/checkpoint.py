@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
 from edge.models.families import read_family
-from edge.models.spec import TABLES, tensor_shapes
+from edge.models.further_head import FURTHER_FAMILIES, further_head
+from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.offload import StoreError, is_gguf, note_model
 from edge.progress import OnProgress
 from edge.text import Tokenizer, TokenizerFiles
@@ -42,12 +45,14 @@ class Checkpoint:
         self._tokenizer: Tokenizer | None = None
 
     @classmethod
-    def open(cls, path: str | Path, *, lora: str | Path | None = None) -> Checkpoint:
+    def open(
+        cls, path: str | Path, *, lora: str | Path | None = None, further_head: bool = False
+    ) -> Checkpoint:
         """Open a folder in Hugging Face's format, a GGUF file, or a folder with one GGUF model.
 
         lora: the folder of an adapter that changes its weights; see `edge/weights/lora.py`.
-        Raises CheckpointError with the file, its fault and the remedy; RequestError for an invalid
-        path.
+        further_head: have its further head computed, too. Raises CheckpointError with the file, its
+        fault and the remedy; RequestError for an invalid path, or a model without such a head.
         """
         try:
             given = Path(path).expanduser()
@@ -61,9 +66,11 @@ class Checkpoint:
         form = open_gguf_model(given.absolute()) if is_file else _open_folder(folder)
         try:
             this = cls(form, name=name_of_file(given.name if is_file else display_name(folder)))
-            this._check_tensors()
+            this._check_tensors(form.spec, form.tensor_name)
             if lora is not None:
                 this = cls(_adapted(form, lora), name=this.name)
+            if further_head:
+                this._add_further_head()
         except BaseException:
             form.store.close()
             raise
@@ -116,23 +123,45 @@ class Checkpoint:
         self, weight_format: WeightFormat, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
         """The weights in a format. Slow conversions are cached."""
-        spec = weight_format.graded(self.spec)
-        matrices = {
-            role: spec.layer(int(role.split(".")[1])).grade if role.startswith("layers.") else 0
-            for role, shape in tensor_shapes(spec).items()
-            if len(shape) == 2 and role not in TABLES
-        }
-        tensors = CheckpointTensors(
-            store=self.store,
-            tensor_name=self.tensor_name,
-            matrices=matrices,
-            norm_offset=self._form.norm_offset,
-        )
+        tensors = self._tensors(weight_format.graded(self.spec), self.tensor_name)
         assert weight_format.open_source is not None, "made by weight_format"
         source = weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
         for folder in cache_root.glob(f"{self.store.fingerprint}-*"):
             note_model(folder, self.name)
         return source
+
+    def _add_further_head(self) -> None:
+        """Raises RequestError if the checkpoint has none."""
+        if self._form.further_name is None:
+            families = ", ".join(FURTHER_FAMILIES)
+            raise RequestError(
+                f"{self.name} has no further head to guess with (speculate mtp)",
+                remedy=f"some folders of floats of {families} have one; other models guess with "
+                "speculate auto or lookup",
+            )
+        self._check_tensors(further_head(self.spec), self._form.further_name)
+        self.spec = replace(self.spec, has_further_head=True)
+
+    def further_source(
+        self, weight_format: WeightFormat, *, cache_root: Path, on_progress: OnProgress
+    ) -> WeightSource:
+        """The weights of the further head, in this format, if it was opened with one."""
+        assert self._form.further_name is not None
+        assert weight_format.open_source is not None
+        tensors = self._tensors(further_head(self.spec), self._form.further_name)
+        return weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
+
+    def _tensors(self, spec: ModelSpec, tensor_name: Callable[[str], str]) -> CheckpointTensors:
+        return CheckpointTensors(
+            store=self.store,
+            tensor_name=tensor_name,
+            matrices={
+                role: spec.layer(int(role.split(".")[1])).grade if role.startswith("layers.") else 0
+                for role, shape in tensor_shapes(spec).items()
+                if len(shape) == 2 and role not in TABLES
+            },
+            norm_offset=self._form.norm_offset,
+        )
 
     def close(self) -> None:
         self.store.close()
@@ -143,10 +172,10 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_tensors(self) -> None:
+    def _check_tensors(self, spec: ModelSpec, tensor_name: Callable[[str], str]) -> None:
         present = set(self.store.names())
-        for role, shape in tensor_shapes(self.spec).items():
-            name = self.tensor_name(role)
+        for role, shape in tensor_shapes(spec).items():
+            name = tensor_name(role)
             if name not in present:
                 raise CheckpointError(
                     f"{self.path}: tensor {name} is missing, so the files are not all there, or "

@@ -126,8 +126,26 @@ def open_folder(folder: Path) -> CheckpointForm:
         sampling=sampling,
         unused_settings=unused_settings(folder),
         pooling=pooling,
+        further_name=_further_name(family, spec, name, frozenset(store.names())),
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
     )
+
+
+def _further_name(
+    family: Family, spec: ModelSpec, tensor_name: Callable[[str], str], names: Collection[str]
+) -> Callable[[str], str] | None:
+    """The names of the further head's tensors; None if the files have none. It may share embedding
+    and head with the model."""
+    of_family = family.further_name
+    if of_family is None or of_family(spec, "input_projection") not in names:
+        return None
+
+    def name(role: str) -> str:
+        own = of_family(spec, role)
+        is_shared = role in ("embedding", "head") and own not in names
+        return tensor_name(role) if is_shared else own
+
+    return name
 
 
 def _check_states(store: PackedStore, family: Family, source: str) -> None:

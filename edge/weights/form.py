@@ -24,7 +24,8 @@ class CheckpointForm:
     of the shapes, for errors. config: source of the spec, with the fields of a config.json.
     tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an answer.
     sampling: the publisher's sampling parameters. unused_settings: those that Edge ignores.
-    pooling: of embeddings. read_tokenizer: None without one; raises CheckpointError.
+    pooling: of embeddings. further_name: of the further head's weights, by role; None
+    without one. read_tokenizer: None without one; raises CheckpointError.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class CheckpointForm:
     pooling: MakersPooling = field(default_factory=MakersPooling)
     note: str = ""
     unused_settings: tuple[str, ...] = ()
+    further_name: Callable[[str], str] | None = None
 
 
 def with_tied_head(spec: ModelSpec, tensor_name: Callable[[str], str]) -> Callable[[str], str]:

@@ -147,6 +147,11 @@ def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> Shard
     if first and spec.learned_positions and is_first_of_tokens:
         rows = (("positions", range(spec.context_tokens)),)
         vectors.append(VectorSlice(name="positions", parts=rows, row_size=hidden_size))
+    if first and spec.joins_states:
+        vectors += (whole_vector(name, hidden_size) for name in ("embedding_norm", "state_norm"))
+        rows = (("input_projection", range(hidden_size)),)
+        columns = range(2 * hidden_size)
+        matrices.append(MatrixSlice(name="input_projection", parts=rows, columns=columns))
     if last and shard.vocab:
         vectors.append(whole_vector("final_norm", hidden_size))
         if spec.norm_bias:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edge.errors import ProtocolError
 from edge.offload import Manifest
+from edge.weights.further import PREFIX, FurtherHead
 from edge.weights.layout import ShardLayout, token_table
 from edge.weights.recipe import Recipe
 
@@ -14,13 +15,21 @@ _Tensor = tuple[tuple[str, ...], tuple[int, ...]]
 
 
 def check_tensors(
-    manifest: Manifest, layout: ShardLayout, recipe: Recipe, *, hidden_size: int
+    manifest: Manifest,
+    layout: ShardLayout,
+    recipe: Recipe,
+    further: FurtherHead | None = None,
+    *,
+    hidden_size: int,
 ) -> None:
     """Raise ProtocolError, naming a tensor, unless the file has exactly the shard's tensors.
 
     Memory is counted from the layout, so nothing else may be loaded.
     """
     wanted = _wanted(layout, recipe, hidden_size)
+    if further is not None:
+        own = _wanted(further.layout, further.weight_format.recipe, hidden_size)
+        wanted |= {f"{PREFIX}{name}": tensor for name, tensor in own.items()}
     found: dict[str, _Tensor] = {
         tensor.name: ((tensor.dtype,), tensor.shape) for tensor in manifest.tensors
     }

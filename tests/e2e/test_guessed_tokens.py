@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 import edge
 from edge.demos.bundled import MODEL
 from edge.text import Tokenizer
-from tests.support.checkpoints import TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.further_heads import add_further_head
 from tests.support.plans import bundled_plan, make_plan
 
 PROMPT = "Where does the cat live? The cat lives in the barn. Where does the cat live?"
+NEW_TOKENS = 40
 SAMPLED = {"temperature": 0.4, "seed": 3, "repetition_penalty": 1.05}
 
 
@@ -37,6 +40,8 @@ def test_tokens_are_those_without_guesses(
         figures = guessed.statistics
         assert 0 < figures["accepted_tokens"] < figures["drafted_tokens"]
         assert figures["tokens_per_pass"] > 1
+        with pytest.raises(edge.RequestError, match="which was not loaded; load the model with"):
+            reply(PROMPT, speculate="mtp")
         # Bits follow from the tokens, and not from how many were guessed at once.
         again = reply(PROMPT, speculate="lookup")
         assert again.logprobs == guessed.logprobs
@@ -116,3 +121,26 @@ def test_what_a_schema_forces_takes_fewer_passes(
         assert guessed.statistics["tokens_per_pass"] > 1.2
         assert 0 < guessed.statistics["accepted_tokens"] <= guessed.statistics["drafted_tokens"]
         assert reply("lookup").logprobs == guessed.logprobs
+
+
+def test_a_model_without_a_further_head(five_peers: edge.Cluster) -> None:
+    with pytest.raises(edge.RequestError, match=r"no further head .* of deepseek_v3, glm4_moe"):
+        five_peers.load(MODEL, speculate="mtp")
+
+
+@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_3"])
+def test_a_further_head_changes_no_token(
+    five_peers: edge.Cluster, tmp_path: Path, layout: str
+) -> None:
+    """Its guesses are as right as those of the same head behind the same states."""
+    checkpoint = make_checkpoint(tmp_path / "glm4_moe", "glm4_moe")
+    add_further_head(checkpoint, alike=True)
+    prompt, long = checkpoint.prompt(30), checkpoint.prompt(333)
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    with five_peers.load(checkpoint.path, dtype="float32", plan=plan, speculate="mtp") as model:
+        for tokens in (prompt, long):
+            plain = model.generate(tokens, max_new_tokens=NEW_TOKENS, speculate="off")
+            guessed = model.generate(tokens, max_new_tokens=NEW_TOKENS)
+            assert guessed.token_ids == plain.token_ids
+            figures = guessed.statistics
+            assert NEW_TOKENS / 4 < figures["accepted_tokens"] < figures["drafted_tokens"]

@@ -22,7 +22,8 @@ from edge.runs.peer_events import PeerEvents
 from edge.runs.recovery import reloading
 from edge.weights.formats import Dtype
 from tests.multiprocess.conftest import LONG_CONTEXT
-from tests.support.checkpoints import TinyCheckpoint
+from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
+from tests.support.further_heads import add_further_head
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import PATIENCE_S, Daemon, edge_process, stopped
 from tests.support.slow_cases import repeats_are_slow
@@ -209,6 +210,32 @@ def test_the_experts_of_a_lost_device_are_on_others(
         assert len(tokens) == MANY_TOKENS - 12
         checkpoint.check_greedy(prompt, reply.token_ids, MANY_TOKENS)
         assert len(reply.recoveries) == 1
+
+
+def test_a_further_head_is_lost_with_its_peer(
+    trio: Trio, cluster: edge.Cluster, tmp_path: Path
+) -> None:
+    """Another peer loads it, and guesses on without the states of the tokens before."""
+    checkpoint = make_checkpoint(tmp_path / "head", "glm4_moe", context_tokens=LONG_CONTEXT)
+    add_further_head(checkpoint, alike=True)
+    prompt, plan = checkpoint.prompt(9), cut(checkpoint, "pipeline_2", trio.daemons[:2])
+    with cluster.load(
+        checkpoint.path,
+        dtype="float32",
+        plan=plan,
+        context_tokens=LONG_CONTEXT,
+        speculate="mtp",
+    ) as model:
+        stream = model.stream(prompt, max_new_tokens=MANY_TOKENS, ignore_eos=True)
+        for _number in range(12):
+            next(stream)
+        trio[1].kill()
+        for _token in stream:
+            pass
+        reply = stream.reply()
+        assert len(reply.recoveries) == 1
+        checkpoint.check_greedy(prompt, reply.token_ids, MANY_TOKENS)
+        assert reply.statistics["accepted_tokens"] > MANY_TOKENS / 4
 
 
 def test_stopped_while_generating(

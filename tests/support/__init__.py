@@ -17,7 +17,7 @@ Descriptions without the thing
     `peer_infos`, `facts`, `formats`, `known_rates`, `members`, `kept_journals`
 Models and texts
     `family_sizes`, `model_folders`, `small_tokenizers`, `call_templates`, `lora_adapters`,
-    `packed_folders`, `quantized`, `client_types`
+    `packed_folders`, `quantized`, `client_types`, `further_heads`
     GGUF: `gguf_files`, `gguf_bytes`, `gguf_tensors`, `gguf_kinds`
 Results to compare with
     `reference_model`, `operator_face`, `program_contract`, `replies`

@@ -34,7 +34,7 @@ hub.utils.logging.disable_progress_bar()
 # Models this small gain nothing from a second thread, and waiting for it costs where cores are few.
 torch.set_num_threads(1)
 
-_PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
+PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
 """Of `transformers`: attention by its formula, and one expert after the other."""
 
 _BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
@@ -86,7 +86,7 @@ class TinyCheckpoint:
         """As plain as it comes, masks included."""
         has_pictures = self.path.name in WITH_PICTURES
         kind = hub.AutoModelForImageTextToText if has_pictures else hub.AutoModelForCausalLM
-        model = kind.from_pretrained(self.path, dtype=torch.float32, **_PLAIN)
+        model = kind.from_pretrained(self.path, dtype=torch.float32, **PLAIN)
         return model.eval()
 
     @functools.cached_property
@@ -284,7 +284,7 @@ def make_checkpoint(
     with torch.no_grad():
         corrections = [each for each in model.named_buffers() if each[0].endswith(_BUFFERS)]
         for parameter_name, parameter in (*model.named_parameters(), *corrections):
-            values = _random_weight(parameter_name, tuple(parameter.shape), name)
+            values = random_weight(parameter_name, tuple(parameter.shape), name)
             parameter.copy_(torch.from_numpy(values))
     model = model.to(getattr(torch, stored_type))
     folder.mkdir(parents=True, exist_ok=True)
@@ -317,7 +317,7 @@ def write_tokenizer(folder: Path) -> None:
     )
 
 
-def _random_weight(name: str, shape: tuple[int, ...], model: str) -> NDArray[np.float32]:
+def random_weight(name: str, shape: tuple[int, ...], model: str) -> NDArray[np.float32]:
     normal = _generator(_SEED, model, name).standard_normal(shape)
     if name.endswith("bias"):
         values = 0.15 * normal

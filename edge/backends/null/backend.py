@@ -10,7 +10,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.null.program import NullProgram
 from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
-from edge.models.spec import ModelSpec
+from edge.models.spec import FURTHER_HEAD, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
@@ -25,7 +25,7 @@ class NullBackend:
     """See Backend. It runs everywhere, and is used only if it is named."""
 
     name = "null"
-    lacks = frozenset(("linear_attention", "short_convolution"))
+    lacks = frozenset(("linear_attention", "short_convolution", FURTHER_HEAD))
     is_stand_in = True
     device_name = "nothing, with made-up numbers"
     has_own_memory = False

@@ -83,7 +83,9 @@ def lower(
         requests=requests,
     )
     stream = ResidualStream(build)
-    if layout.is_first_stage:
+    if spec.joins_states:
+        stream.begin_further_head()
+    elif layout.is_first_stage:
         stream.begin_model()
     else:
         stream.begin_stage()

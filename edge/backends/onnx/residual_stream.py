@@ -71,6 +71,18 @@ class ResidualStream:
         self._hidden = self._build.hidden_input("hidden")
         self._add_nothing()
 
+    def begin_further_head(self) -> None:
+        """Begin with the embedding's rows and hidden states from outside, which are joined."""
+        build = self._build
+        graph, epsilon = build.graph, build.spec.norm_epsilon
+        normed = [
+            rms_norm(graph, build.hidden_input(value), build.own_vector(weight), epsilon=epsilon)
+            for value, weight in (("hidden", "embedding_norm"), ("partial", "state_norm"))
+        ]
+        joined = graph.node("Concat", *normed, axis=-1)
+        self._hidden = build.linear(joined, "input_projection")
+        self._add_nothing()
+
     def norm(self, weight: str) -> str:
         """Add the addend to the hidden state; normed if the model has this norm."""
         self._multiply()

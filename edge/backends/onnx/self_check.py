@@ -128,6 +128,9 @@ def run_self_check(
             if layer.feed_forward.shared is not None:
                 columns = layer.feed_forward.shared.columns
                 check.gated(layer.feed_forward.with_columns(columns))
+    if spec.joins_states:
+        matrices += ["input_projection"]
+        norms += ["embedding_norm", "state_norm"]
     if layout.is_last_stage and layout.vocab:
         matrices += ["head"]
         norms += ["final_norm"]

@@ -101,6 +101,9 @@ class GraphSteps(ABC, Generic[_G]):
         """Record the tokens that the step's requests have now."""
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
+        if self._spec.joins_states:  # beside the embedding's rows
+            flat = self._buffers.partial[0]
+            return rows_of(flat, self._spec.hidden_size, step.batch, step.num_tokens)
         handed = self._side_inputs.handed(step.batch, step.num_tokens)
         return self._hidden(0, step) if handed is None else handed
 
@@ -140,6 +143,8 @@ class GraphSteps(ABC, Generic[_G]):
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> HostLogits:
         logits = self.forward(step, hidden, collective)
+        if step.states:
+            logits = self._buffers.logits(step.batch, 1)
         # The buffer of the last graph's hidden state, which is free because the head has no such
         # output.
         last = self._buffers.hidden[len(self._graphs.segments) % 2]

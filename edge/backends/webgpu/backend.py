@@ -32,7 +32,7 @@ from edge.host.gpu_adapters import (
     why_no_adapter,
 )
 from edge.kernels.onnx_graph import WEBGPU
-from edge.models.spec import ROUNDED_KV, WEIGHTS_ON_DISK, ModelSpec
+from edge.models.spec import FURTHER_HEAD, ROUNDED_KV, WEIGHTS_ON_DISK, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
@@ -54,7 +54,7 @@ class WebGpuBackend:
     """The adapter that WebGPU chooses."""
 
     name = "webgpu"
-    lacks = frozenset((WEIGHTS_ON_DISK, ROUNDED_KV))
+    lacks = frozenset((WEIGHTS_ON_DISK, ROUNDED_KV, FURTHER_HEAD))
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads

@@ -79,7 +79,7 @@ def command(
     speculate = options.usually_speculates
     options = replace(
         options,
-        speculate="off",
+        speculate="mtp" if speculate == "mtp" else "off",  # then its head is loaded
         context_tokens=options.context_tokens or context_tokens,
         concurrency=wanted.requests,
     )

@@ -225,7 +225,10 @@ class Reloading:
     async def opened(self) -> AsyncIterator[Checkpoint]:
         """The checkpoint. Raises CheckpointError if its files have changed."""
         opening = run_blocking(
-            lambda: Checkpoint.open(self.path, lora=self.options.lora), discard=Checkpoint.close
+            lambda: Checkpoint.open(
+                self.path, lora=self.options.lora, further_head=self.options.has_further_head
+            ),
+            discard=Checkpoint.close,
         )
         with await opening as checkpoint:
             if checkpoint.store.fingerprint != self.fingerprint:

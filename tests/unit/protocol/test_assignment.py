@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,19 @@ def assignment(dtype: str = "int4", block_size: int = 32, accuracy: str = "fast"
 def test_it_arrives_as_it_was_sent(dtype: str, block_size: int, accuracy: str) -> None:
     sent = assignment(dtype, block_size, accuracy)
     assert from_json(Assignment, json.loads(json.dumps(to_json(sent)))) == sent
+
+
+def test_the_sampler_alone_has_a_further_head() -> None:
+    model = replace(SPEC, has_further_head=True)
+    sent = replace(assignment(), model=model, rank=0)
+    assert from_json(Assignment, json.loads(json.dumps(to_json(sent)))) == sent
+    assert sent.further is not None
+    assert sent.further.weight_format.name == "int8"
+    assert replace(sent, weight_format=uniform_format("float32")).further != sent.further
+    for other in (replace(sent, rank=1), replace(sent, stage=0), assignment()):
+        assert other.further is None
+    with pytest.raises(ValueError, match="not a model by itself"):
+        replace(sent, model=sent.further.spec)
 
 
 FORMAT = uniform_format("int4").to_json()

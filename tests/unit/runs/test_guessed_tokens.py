@@ -39,6 +39,7 @@ GREEDY = SamplingParameters()
 class Guesses:
     """Knows the answers, and errs at random; every other draft is right."""
 
+    looks_back = True
     answers: list[list[int]]
     looks_back, guess_s = True, 0.0
 

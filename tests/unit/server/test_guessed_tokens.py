@@ -16,7 +16,7 @@ from edge.server.refusals import Refusal
 HELLO = {"role": "user", "content": "Hello"}
 
 
-@pytest.mark.parametrize("said", [{}, {"speculate": "off"}, {"speculate": "lookup"}])
+@pytest.mark.parametrize("said", [{}, {"speculate": "off"}, {"speculate": "mtp"}])
 def test_every_interface(said: dict[str, Any]) -> None:
     chat = {"messages": [HELLO], **said}
     for question in (
@@ -31,8 +31,8 @@ def test_every_interface(said: dict[str, Any]) -> None:
 
 
 def test_another_way_is_refused() -> None:
-    with pytest.raises(Refusal, match="one of auto, draft, lookup, off"):
-        openai_fields.chat_question(Fields({"messages": [HELLO], "speculate": "mtp"}))
+    with pytest.raises(Refusal, match="one of auto, draft, lookup, mtp, off"):
+        openai_fields.chat_question(Fields({"messages": [HELLO], "speculate": "elsewhere"}))
 
 
 def test_guesses_are_counted() -> None:
