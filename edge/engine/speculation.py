@@ -174,8 +174,8 @@ class Speculator:
             )
 
         guesses: Sequence[int] = ()
-        if answer.is_paired and most > 0:
-            guesses = answer.drafter.propose(request, tokens, len(tokens), best(most))
+        if answer.is_paired and most > 0 and (wanted := best(most)):
+            guesses = answer.drafter.propose(request, tokens, len(tokens), wanted)
         length = best(len(guesses))
         answer.guessed = min(length, len(guesses))
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
