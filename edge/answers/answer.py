@@ -93,6 +93,8 @@ class Answer:
     together: Spans = ()
     """Spans of the answer, counted from the beginning of the prompt, that were computed in steps
     with guesses. A plan that goes on with the answer computes them in the same way."""
+    pairs: bool = False
+    """The row of its newest token is to be computed in such a step as well."""
     passes: Passes = field(default_factory=Passes)
     copies: AnswerCopies | None = None
     """Copies of keys and values so far; None: none are wanted."""

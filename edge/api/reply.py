@@ -171,6 +171,7 @@ class ReplyFeed:
         """Take the tokens of the journal. Returns whether the answer is complete with them."""
         self._answer.singly = journal.content.singly
         self._answer.together = journal.content.together
+        self._answer.pairs = self._answer.ends_together
         for each in journal.content.tokens:
             token = self._text.restore(each.token_id, each.end, each.logprobs)
             self._answer.tokens.append(each.token_id)
@@ -237,7 +238,7 @@ class ReplyFeed:
             self._recovered = slice(self._recovered.start, len(self._model.recoveries))
             figures = self._text.statistics()
             # In pairs a reply may be slower than a step a token, without a device that is.
-            in_pairs = self._answer.terms.speculate in {"lookup", "draft"}
+            in_pairs = self._answer.terms.speculate not in {"off", "auto"}
             if "resumed_tokens" not in figures and not in_pairs:
                 self._forecast.note(
                     prompt_tokens=figures["prompt_tokens"],

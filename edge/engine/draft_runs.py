@@ -118,10 +118,13 @@ class DraftRuns:
                 self._tell(step, _Told(_IS_OVER, settled, 0, ()))
             else:
                 tokens = [each.token for each in chosen]
-                if not (settled == entry.end and ahead and _first(ahead[0]) == tokens[-1]):
+                is_right = settled == entry.end and self.speculator.is_paired(entry.request)
+                if not (is_right and ahead and _first(ahead[0]) == tokens[-1]):
                     dropped += ahead
                     ahead.clear()
                 self._go_on(step, tokens, settled, ahead)
+                if begun_s:  # guesses take time of their own
+                    begun_s = time.monotonic()
             self.computed(step.cut(entry.end - settled))  # meanwhile others run the next step
             self.report(step, chosen, ends, chosen_s, is_over)
             self.times.now.sample_s += time.perf_counter() - started_s

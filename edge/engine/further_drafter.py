@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import Backend, ShardWeights, StageProgram
-from edge.errors import RequestError
 from edge.memory.step_memory import further_limits
 from edge.protocol.assignment import Assignment
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.transport import SoloCollective
 from edge.weights.further import part_of
+
+_log = logging.getLogger(__name__)
 
 _NEWEST = 0.3
 """Weight of the newest time of a guess."""
@@ -122,7 +124,7 @@ class FurtherHeadDrafter:
     def _compute(self, count: int, *, logit_rows: int) -> tuple[int, NDArray[np.float32]] | None:
         """Compute the first rows that wait. Returns as `_step` does for the last of them."""
         found = None
-        while count:
+        while count and self._request:
             size = min(count, self._limits.chunk_tokens)
             states, tokens = np.stack(self._states[:size]), self._next[:size]
             del self._states[:size], self._next[:size]
@@ -130,7 +132,8 @@ class FurtherHeadDrafter:
             found = self._step(
                 self._cached, tokens, states[None], logit_rows=0 if count else logit_rows
             )
-            self._cached += size
+            if self._request:
+                self._cached += size
         return found
 
     def _step(
@@ -144,7 +147,11 @@ class FurtherHeadDrafter:
         )
         try:
             found = self._program.logits(Step(entries=(entry,)), states, SoloCollective())
-        except RequestError:  # a guess is not worth an error
+        except Exception:  # back ends raise errors of their libraries; a guess is not worth one
+            _log.warning(
+                "a further head failed, and guesses nothing for this answer", exc_info=True
+            )
+            self.forget(self._request)
             return None
         if not logit_rows:
             return None

@@ -44,7 +44,7 @@ class RunLoop:
         rewinds: bool,
     ) -> None:
         """computed: called after each step and before its tokens are reported, so that what it
-        sends arrives first. rewinds: requests have states; see `Step.again`."""
+        sends arrives first. rewinds: requests have states; see `Step.drafting`."""
         self._links = links
         self._choice = choice
         self._times = times
@@ -239,5 +239,6 @@ class RunLoop:
                 logprobs=logprobs if any(logprobs) else (),
                 drafted=step.drafted,
                 together=self._choice.computes_together(step),
+                pairs=bool(step.drafts) and self._speculator.is_paired(step.entries[0].request),
             )
         )

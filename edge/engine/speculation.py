@@ -3,7 +3,9 @@
 A row alone is rounded in another way than a row of a step of several rows. So two things are
 decided apart. Whether an answer's rows are computed in pairs follows from its tokens alone, so
 that its last bits do not depend on time, on wrong guesses, or on where a run was interrupted. How
-long a draft is, which changes no bit, follows from the time of steps.
+long a draft is, which changes no bit, follows from the time of steps. An answer with states stays
+in pairs once it is: after a wrong guess its right rows are computed again in the next step, however
+many they are.
 """
 
 from __future__ import annotations
@@ -209,7 +211,7 @@ class Speculator:
         guess = answer.drafter.propose(request, tokens, answer.end, 1)
         answer.note(bool(guess) and guess[0] == token)
         answer.end += 1
-        if terms.speculate == "auto":
+        if terms.speculate == "auto" and not (self._rewinds and answer.is_paired):
             least = self._ends if answer.is_paired else self._begins
             answer.is_paired = answer.right >= least
 
@@ -238,6 +240,11 @@ class Speculator:
             return ()
         return tuple(guesses[len(guessed) :])
 
+    def is_paired(self, request: str) -> bool:
+        """Whether the row of its newest token is computed in a step of an even number of rows."""
+        answer = self._answers.get(request)
+        return answer is not None and answer.is_paired
+
     def verified(self, request: str, drafted: int, accepted: int) -> None:
         """The outcome of a draft."""
         if (answer := self._answers.get(request)) is None:
@@ -246,6 +253,7 @@ class Speculator:
         if not answer.drafter.looks_back:
             for number in range(min(accepted + 1, answer.guessed)):
                 answer.note(number < accepted)
+        answer.guessed = 0
 
     def forget(self, request: str) -> None:
         if (answer := self._answers.pop(request, None)) is not None:

@@ -410,6 +410,8 @@ class Tokens(Event):
     """Tokens of the draft that the step verified."""
     together: bool = False
     """The rows of the step were those of several tokens of the answer."""
+    pairs: bool = False
+    """The row of the newest token is to be computed in a step of an even number of rows."""
 
     def __post_init__(self) -> None:
         if self.drafted and not 1 <= len(self.tokens) <= 1 + self.drafted:

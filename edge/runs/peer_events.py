@@ -147,6 +147,7 @@ class PeerEvents:
                 at_s=event.chosen_s,
                 drafted=event.drafted,
                 together=event.together,
+                pairs=event.pairs,
             )
         )
         self._clock_ahead_s = min(self._clock_ahead_s, time.monotonic() - event.chosen_s)
@@ -160,6 +161,7 @@ class PeerEvents:
                 position = len(answer.terms.prompt) + len(answer.tokens)
                 answer.together = joined(answer.together, (position - 1, position))
             answer.tokens.append(token)
+            answer.pairs = event.pairs
             if end is not None:
                 self._answers.forget(answer.id)
             try:

@@ -159,6 +159,7 @@ class PlanRun:
                 rows=terms.rows or "logits",
                 speculate=terms.speculate,
                 together=answer.together,
+                pairs=answer.pairs,
             )
         )
         self._peer_events.lead(answer)

@@ -134,6 +134,7 @@ def _submit(state: SchedulingState, new: Submitted) -> None:
         salt=new.salt,
         speculate=new.speculate,
         together=new.together,
+        pairs=new.pairs,
     )
 
 
@@ -184,7 +185,7 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         if answered.together:
             entry.together = joined(entry.together, (len(entry.tokens) - 1, len(entry.tokens)))
         entry.tokens.append(token)
-        entry.guesses, entry.was_guessed = (), False
+        entry.guesses, entry.was_guessed, entry.pairs = (), False, answered.pairs
         state.shares.give(entry.who, ANSWER_WEIGHT)
         entry.memory.length += 1
         entry.computed = len(entry.tokens) - 1

@@ -38,6 +38,8 @@ class Submitted:
     speculate: Speculation = "off"
     together: Spans = ()
     """Spans of the answer that the earlier plan has computed several tokens at a time."""
+    pairs: bool = False
+    """The row of its newest token is to be in a step of an even number of rows."""
 
     @property
     def is_repeated(self) -> bool:
@@ -79,6 +81,8 @@ class Answered:
     """Tokens of the draft that was verified."""
     together: bool = False
     """The step had rows of several tokens of the answer."""
+    pairs: bool = False
+    """The row of the newest token is to be in a step of an even number of rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,8 +176,8 @@ def _repeat(state: SchedulingState) -> Step | None:
         return None
     spans = [_next_together(entry) for entry in entries]
     if spans[0][0] <= entries[0].computed:
-        if state.limits.rewinds and spans[0][1] - entries[0].computed == 1:
-            # Only the last span can be odd: its last token was in a step with a wrong guess.
+        if state.limits.rewinds and spans[0][1] - entries[0].computed == 1 == entries[0].to_repeat:
+            # The last span may be odd: its last token was in a step with a wrong guess.
             entries[0].behind = 1
             entries[0].computed += 1
             return _decode(state)

@@ -46,6 +46,8 @@ class RequestState:
     behind: int = 0
     """Computed tokens that the next step computes again, because its states are those before them:
     they were in steps of which a guess was wrong."""
+    pairs: bool = False
+    """The sampler said of its newest token: its row is in a step of an even number of rows."""
     guesses: tuple[int, ...] = ()
     """Tokens that probably follow, in an answer with `is_led`."""
     was_guessed: bool = False
@@ -77,13 +79,11 @@ class RequestState:
 
         With `is_led`: beside guesses, and where the token was one, so that it does not matter how
         many are verified at once. Pairs everywhere would slow free texts down, where no more tokens
-        are guessed. Else: the last computed token was in such a step, or all of its tokens are.
+        are guessed. Else as the sampler said, or all of its tokens are.
         """
         if self.is_led:
             return bool(self.guesses) or self.was_guessed
-        return self.speculate not in {"off", "auto"} or (
-            bool(self.together) and self.together[-1][1] == self.computed
-        )
+        return self.speculate not in {"off", "auto"} or self.pairs
 
     @property
     def answered_singly(self) -> Spans:

@@ -44,7 +44,7 @@ class SchedulingLimits:
     drafts: int = 0
     """The longest draft of an answer that is alone in memory; 0: no drafts."""
     rewinds: bool = False
-    """Requests have states; see `Step.again`."""
+    """Requests have states; see `Step.drafting`."""
     memory_tokens: int = 0
     """Tokens of all requests that fit in memory. A longer request has no drafts."""
 

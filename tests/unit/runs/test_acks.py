@@ -105,7 +105,7 @@ def told(**changed: object) -> Frame:
     """A report of one token, but for these fields."""
     fields: dict[str, object] = {
         "tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0,
-        "together": False,
+        "together": False, "pairs": False,
     }  # fmt: skip
     fields |= changed
     return Frame("tokens", {name: each for name, each in fields.items() if each is not MISSING})
@@ -143,6 +143,7 @@ def told(**changed: object) -> Frame:
                 "chosen_s": 1.0,
                 "drafted": 0,
                 "together": False,
+                "pairs": False,
             },
             write_logprobs([Logprobs(logprob=-1.0, top=())]),
         ),
@@ -233,6 +234,7 @@ async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeEr
                 "chosen_s": 1.0,
                 "drafted": 0,
                 "together": False,
+                "pairs": False,
             }
             await channel.send(Frame("tokens", header))
 
