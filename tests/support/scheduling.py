@@ -78,6 +78,7 @@ class Steps:
                 at_s=at_s,
                 drafted=drafted,
                 together=together or drafted > 0,
+                pairs=together or drafted > 0,
             )
         )
 
