@@ -46,7 +46,7 @@ def further_head(given: Given) -> Iterator[Found]:
     figures, tokens = Figures(), dict[int, tuple[int, ...]]()
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(edge.Cluster.local(1, threads=given.threads))
-        path = _written(given.folder / "further-head")
+        path = made_up(given.folder / "further-head")
         model = stack.enter_context(cluster.load(path, dtype=given.dtype, speculate="mtp"))
 
         def side(speculate: Speculation, number: int) -> Mapping[str, float]:
@@ -72,7 +72,7 @@ def further_head(given: Given) -> Iterator[Found]:
     )
 
 
-def _written(folder: Path) -> Path:
+def made_up(folder: Path) -> Path:
     """The checkpoint, unless it is there."""
     path = folder / "model.safetensors"
     if not path.exists():

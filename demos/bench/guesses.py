@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import edge
-from edge.demos.bench import case
+from edge.demos.bench import case, llama_lookup
 from edge.demos.bench.case import Found, Given
+from edge.demos.bench.clusters.bed import open_bed
+from edge.demos.bench.clusters.table import Device
 from edge.demos.bench.results import Figures
-from edge.demos.bench.turns import compared, local_model
+from edge.demos.bench.turns import compared, local_model, random_prompt
+from edge.partition import Plan, Stage, whole_shard
+from edge.planning.choosing import facts_of
 from edge.protocol.step import Speculation
-from edge.text.grammar import JsonSchema
+from edge.weights.checkpoint import Checkpoint
 
 _TEXT = Path(__file__).parents[2] / "README.md"
+_PATTERN = 12
+"""Tokens of a pattern, which are random."""
 _PASSAGE = 1200
 """Characters of a passage that is to be repeated."""
 
@@ -73,28 +84,37 @@ def _prompts(number: int) -> Mapping[str, str]:
     case.number("--threads", 1),
     case.choice("--accuracy", ["fast", "high"], "fast"),
     case.number("--new-tokens", 160, least=8),
+    case.number("--stages", 1, "More than 1: on daemons with a wire between them (needs root)."),
+    case.number("--delay-ms", 20, "From one of these daemons to another."),
+    case.text("--llama-python", "", "A Python with llama-cpp-python: its prompt lookup, beside."),
     case.rounds(7),
     case.FOLDER,
 )
 def guesses(given: Given) -> Iterator[Found]:
-    """What guessed tokens gain on one peer: a passage of the prompt is repeated, or not; or the
-    answer keeps to a schema.
+    """What guessed tokens gain: a passage of the prompt is repeated, or not; a pattern goes on; or
+    the answer keeps to a schema.
 
     All sides answer the same prompts in turn, greedily. Also the share of answers whose tokens are
     those without guesses.
     """
     figures, tokens = Figures(), dict[tuple[str, int], tuple[int, ...]]()
     with contextlib.ExitStack() as stack:
-        model = local_model(
-            stack, given.path, threads=given.threads, accuracy=given.accuracy, context_tokens=2048
-        )
+        model = _model(stack, given)
+        llama = stack.enter_context(_llama(given)) if given.llama_python else None
 
         def side(speculate: Speculation) -> _Side:
             def answer(number: int) -> Mapping[str, float]:
                 speeds = {}
-                for name, prompt in _prompts(number).items():
-                    schema = _SCHEMA if name == "schema" else None
-                    reply = _answer(model, prompt, given.new_tokens, speculate, schema)
+                prompts = _ids(model, number, with_schema=llama is None)
+                for name, prompt in prompts.items():
+                    reply = model.generate(
+                        prompt,
+                        min_tokens=min(32, given.new_tokens),
+                        max_new_tokens=given.new_tokens,
+                        ignore_eos=name != "schema",
+                        speculate=speculate,
+                        json_schema=_SCHEMA if name == "schema" else None,
+                    )
                     speeds[name] = reply.tokens_per_s
                     per_pass = reply.statistics.get("tokens_per_pass", 1.0)
                     known = tokens.setdefault((name, number), reply.token_ids)
@@ -106,25 +126,89 @@ def guesses(given: Given) -> Iterator[Found]:
 
             return answer
 
+        def of_llama(looks_up: bool, number: int) -> Mapping[str, float]:
+            assert llama is not None
+            prompts = _ids(model, number, with_schema=False)
+            return {
+                name: llama(prompt, given.new_tokens, looks_up) for name, prompt in prompts.items()
+            }
+
         for number in range(given.rounds + 1):  # the tokens without guesses, first
             side("off")(number)
         sides: dict[str, _Side] = {speculate: side(speculate) for speculate in _SIDES}
+        if llama is not None:
+            sides["llama.cpp, off"] = partial(of_llama, False)
+            sides["llama.cpp, lookup"] = partial(of_llama, True)
         found = compared(sides, given.rounds, over="off", figures=figures)
-    variant = f"1 x {given.threads} threads, accuracy {given.accuracy}"
+    variant = f"{given.stages} x {given.threads} threads, accuracy {given.accuracy}"
+    if given.stages > 1:
+        variant += f", {given.delay_ms} ms apart"
     yield Found(figures=found, variant=variant, model=given.model)
 
 
-def _answer(
-    model: edge.Model,
-    prompt: str,
-    new_tokens: int,
-    speculate: Speculation,
-    schema: JsonSchema | None,
-) -> edge.Reply:
-    return model.chat(
-        prompt,
-        min_tokens=min(32, new_tokens),
-        max_new_tokens=new_tokens,
-        speculate=speculate,
-        json_schema=schema,
+def _ids(model: edge.Model, number: int, *, with_schema: bool) -> Mapping[str, list[int]]:
+    def chat(prompt: str) -> list[int]:
+        return model.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+
+    some = random_prompt(model, _PATTERN, number)
+    prompts = {name: chat(prompt) for name, prompt in _prompts(number).items()}
+    if not with_schema:
+        del prompts["schema"]
+    return prompts | {"pattern": some * (100 // _PATTERN)}
+
+
+def _model(stack: contextlib.ExitStack, given: Given) -> edge.Model:
+    """The model on one peer, or in stages on daemons that are apart."""
+    options = edge.LoadOptions(accuracy=given.accuracy, context_tokens=2048)
+    if given.stages == 1:
+        return local_model(
+            stack, given.path, threads=given.threads, accuracy=given.accuracy, context_tokens=2048
+        )
+    devices = [
+        Device(name=f"stage-{number}", core=number % 2, delay_s=given.delay_ms / 2e3)
+        for number in range(given.stages)
+    ]
+    cluster = stack.enter_context(
+        edge.Cluster.connect(stack.enter_context(open_bed(devices, given.folder / "bed")))
     )
+    with Checkpoint.open(given.path) as checkpoint:
+        facts = facts_of(checkpoint, options)
+    bounds = [facts.num_layers * number // given.stages for number in range(given.stages + 1)]
+    stages = []
+    for peer, (first, end) in zip(cluster.peers, pairwise(bounds), strict=True):
+        outer = first == 0 or end == facts.num_layers
+        vocab = range(facts.vocab_size if outer else 0)
+        stages.append(
+            Stage(layers=range(first, end), shards=(whole_shard(peer.id, facts, vocab=vocab),))
+        )
+    plan = Plan(model=facts.name, version=0, stages=tuple(stages))
+    return stack.enter_context(cluster.load(given.path, options, plan=plan, progress=False))
+
+
+@contextlib.contextmanager
+def _llama(given: Given) -> Iterator[Callable[[list[int], int, bool], float]]:
+    """Tokens per second of llama.cpp behind these ids, with its own prompt lookup or without."""
+    command = [
+        given.llama_python,
+        llama_lookup.__file__,
+        str(given.path),
+        str(given.threads),
+        "2048",
+    ]
+    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        json.loads(process.stdout.readline())
+        stdin, stdout = process.stdin, process.stdout
+
+        def ask(prompt: list[int], new_tokens: int, looks_up: bool) -> float:
+            asked = {"prompt": prompt, "new_tokens": new_tokens, "looks_up": looks_up}
+            stdin.write(json.dumps(asked) + "\n")
+            stdin.flush()
+            return (new_tokens - 1) / float(json.loads(stdout.readline())["seconds"])
+
+        yield ask
+        stdin.close()

@@ -2,9 +2,9 @@
 
 python llama_lookup.py GGUF THREADS CONTEXT
 
-Answers lines of JSON on standard input, `{"prompt": [ids], "new_tokens": N, "looks_up": true}`, with
-one line each: `seconds`, from the first token of the answer to the last, and `tokens`. Guesses are
-made by its own prompt lookup, with its usual options.
+Answers lines of JSON on standard input, `{"prompt": [ids], "new_tokens": N, "looks_up": true}`,
+with one line each: `seconds`, from the first token of the answer to the last, and `tokens`. Guesses
+are made by its own prompt lookup, with its usual options.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ def main() -> None:
 
     def loaded(**options: Any) -> Any:
         return llama_cpp.Llama(
-            path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False, **options
+            path,
+            n_ctx=context,
+            n_threads=threads,
+            n_threads_batch=threads,
+            verbose=False,
+            **options,
         )
 
     print(json.dumps({"version": llama_cpp.__version__}), flush=True)
