@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from edge.errors import RequestError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import MOST_DRAFTED, Step, StepEntry, StepLimits
 from edge.transport import SoloCollective
+from edge.weights.checkpoint import Checkpoint
 from edge.weights.layout import shard_layout
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
+from tests.support.processes import run_module
 from tests.support.specs import few_random_bytes
 
 Make = Callable[..., TinyCheckpoint]
@@ -29,19 +33,12 @@ TOKENS = tuple(np.random.default_rng(3).integers(3, 120, 41).tolist())
 PROMPT = 9
 
 
-@pytest.fixture(
-    scope="module",
-    params=[("qwen3_5", "float32"), ("qwen3_5", "int4"), ("lfm2", "int8")],
-    ids=" ".join,
-)
-def program(
-    request: pytest.FixtureRequest, tiny_checkpoint: Make, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[StageProgram]:
-    family, dtype = request.param
-    spec = tiny_checkpoint(family).spec
+@contextmanager
+def loaded(path: Path, dtype: str, folder: Path) -> Iterator[StageProgram]:
+    with Checkpoint.open(path) as checkpoint:
+        spec = checkpoint.spec
     form = uniform_format(dtype, block_size=32)
     shard = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
-    folder: Path = tmp_path_factory.mktemp("states")
     with few_random_bytes(), written_weights(shard, form, folder) as weights:
         found = open_backend("ort", threads=1).load(spec, shard, weights, form, limits=LIMITS)
         assert found.rows_agree
@@ -79,7 +76,7 @@ def answered(program: StageProgram, guesses: Iterator[tuple[int, int]]) -> NDArr
     return np.concatenate(found)
 
 
-def test_bits_are_those_with_other_guesses(program: StageProgram) -> None:
+def _check_bits(program: StageProgram) -> None:
     """Of rows that are used, whatever is guessed beside them."""
     draw = np.random.default_rng(1)
 
@@ -97,7 +94,8 @@ def test_bits_are_those_with_other_guesses(program: StageProgram) -> None:
         np.testing.assert_array_equal(answered(program, some(most)), expected)
 
 
-def test_only_the_state_before_the_last_guesses_comes_back(program: StageProgram) -> None:
+def _check_cuts(program: StageProgram) -> None:
+    """Only the state before the last guesses comes back."""
     compute(program, 0, TOKENS[:PROMPT], 1)
     with pytest.raises(RequestError, match="not saved"):
         program.cut("r", PROMPT - 1)
@@ -106,3 +104,19 @@ def test_only_the_state_before_the_last_guesses_comes_back(program: StageProgram
         program.cut("r", PROMPT + 1)
     program.cut("r", PROMPT)
     program.release("r")
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("qwen3_5", "float32"), ("qwen3_5", "int4"), ("lfm2", "int8")]
+)
+def test_bits_are_those_with_other_guesses(
+    family: str, dtype: str, tiny_checkpoint: Make, tmp_path: Path
+) -> None:
+    path = tiny_checkpoint(family).path
+    run_module("tests.contract.test_guesses_with_states", path, dtype, tmp_path)
+
+
+if __name__ == "__main__":
+    with loaded(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])) as only:
+        _check_bits(only)
+        _check_cuts(only)

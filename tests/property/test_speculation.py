@@ -176,7 +176,7 @@ def kept(shards: Shards, said: Said, prompt: Sequence[int]) -> bool:
     logprobs=st.sampled_from([None, 2]),
 )
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_tokens_are_those_without_guesses(
     shards: tuple[Shards, ScriptedDrafter],
@@ -275,7 +275,7 @@ def led(
     logprobs=st.sampled_from([None, 2]),
 )
 @settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_tokens_of_a_grammar_are_those_without_guesses(
     shards: tuple[Shards, ScriptedDrafter],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from edge.weights.formats import weight_format
 from edge.weights.further import further_in
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.further_heads import add_further_head
+from tests.support.processes import run_module
 from tests.support.triton_shards import shipped
 
 LIMITS = StepLimits(context_tokens=64, chunk_tokens=8, requests=1, cached_tokens=64)
@@ -50,6 +52,10 @@ def drafter(checkpoint: TinyCheckpoint, folder: Path) -> FurtherHeadDrafter:
     [("glm4_moe", True), ("glm4_moe_lite", False), ("deepseek_v3", False), ("qwen3_5", False)],
 )
 def test_guesses_follow_the_formula(tmp_path: Path, family: str, own_tables: bool) -> None:
+    run_module("tests.unit.engine.test_further_drafter", tmp_path, family, int(own_tables))
+
+
+def _check(tmp_path: Path, family: str, own_tables: bool) -> None:
     """However the states come: a prompt in chunks, tokens one by one, guesses that were wrong."""
     checkpoint = make_checkpoint(tmp_path / family, family)
     tokens = checkpoint.prompt(TOKENS)
@@ -107,3 +113,7 @@ def test_a_checkpoint_without_a_head_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match="no further head to guess with"):
         Checkpoint.open(tiny_checkpoint("llama").path, further_head=True)
+
+
+if __name__ == "__main__":
+    _check(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "1")
