@@ -24,6 +24,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.processes import run_module
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.specs import few_random_bytes
 
 Make = Callable[..., TinyCheckpoint]
@@ -107,7 +108,8 @@ def _check_cuts(program: StageProgram) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("qwen3_5", "float32"), ("qwen3_5", "int4"), ("lfm2", "int8")]
+    ("family", "dtype"),
+    repeats_are_slow([("qwen3_5", "float32"), ("qwen3_5", "int4"), ("lfm2", "int8")], of=[0]),
 )
 def test_bits_are_those_with_other_guesses(
     family: str, dtype: str, tiny_checkpoint: Make, tmp_path: Path
