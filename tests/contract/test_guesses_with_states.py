@@ -78,7 +78,7 @@ def answered(program: StageProgram, guesses: Iterator[tuple[int, int]]) -> NDArr
 
 
 def _check_bits(program: StageProgram) -> None:
-    """Of rows that are used, whatever is guessed beside them."""
+    """Rows that are used have the same bits beside any guesses."""
     draw = np.random.default_rng(1)
 
     def some(most: int) -> Iterator[tuple[int, int]]:
