@@ -128,7 +128,7 @@ class DraftRuns:
             self.computed(step.cut(entry.end - settled))  # meanwhile others run the next step
             self.report(step, chosen, ends, chosen_s, is_over)
             self.times.now.sample_s += time.perf_counter() - started_s
-            if is_over or (self.rewinds and settled < entry.end):
+            if is_over or self.rewinds:
                 self._cut(step, settled, program)
             yield step
             if is_over:
@@ -184,8 +184,7 @@ class DraftRuns:
             told = self._hear(step, logits)
             self._settle(unsettled, told)
             is_over = told.kind == _IS_OVER
-            end = step.entries[0].end
-            if is_over or (self.rewinds and told.settled < end):
+            if is_over or self.rewinds:
                 self._cut(step, told.settled, program)
             yield step
             if is_over:
@@ -201,11 +200,12 @@ class DraftRuns:
             unsettled.pop()
 
     def _cut(self, step: Step, settled: int, program: StageProgram) -> None:
+        """Forget what is not settled; with states, all of a step that had a wrong guess."""
         (entry,) = step.entries
-        is_right = settled >= entry.end
-        tokens = entry.position if self.rewinds and not is_right else settled
-        if not (self.rewinds and is_right):
-            program.cut(entry.request, tokens)
+        if not self.rewinds:
+            program.cut(entry.request, settled)
+        elif settled < entry.end:
+            program.cut(entry.request, entry.position)
 
     def _receive(self, step: Step, program: StageProgram) -> None:
         """Receive what nobody needs any more."""

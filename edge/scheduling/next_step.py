@@ -86,7 +86,7 @@ def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
     start = entry.computed - entry.behind
     tokens, guesses = tuple(entry.tokens[start:]), tuple[int, ...]()
     if entry.is_led:
-        guesses = entry.guesses[: min(run, 1 + state.limits.drafts - len(tokens) + 1) - 1]
+        guesses = entry.guesses[: min(run - 1, 1 + state.limits.drafts - len(tokens))]
     is_paired = entry.is_paired or entry.behind > 0
     has_room = entry.memory.room > len(entry.tokens) + len(guesses)
     if is_paired and has_room and (len(tokens) + len(guesses)) % 2:
