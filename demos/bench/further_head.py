@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 import edge
 from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
+from edge.demos.bench.clusters.staged import STAGES, arrangement, model_in_stages
 from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import compared, random_prompt
 from edge.protocol.step import Speculation
@@ -34,20 +35,20 @@ _SIDES: tuple[Speculation, ...] = ("off", "lookup", "mtp")
     case.number("--threads", 1),
     case.dtype("int8"),
     *case.lengths(64, 100),
+    *STAGES,
     case.rounds(5),
     case.FOLDER,
 )
 def further_head(given: Given) -> Iterator[Found]:
-    """What a further head (multi-token prediction) gains on one peer, on text that is new.
+    """What a further head (multi-token prediction) gains on text that is new.
 
     The model is of glm4_moe without experts, with random weights. All sides answer the same prompts
     in turn, greedily.
     """
     figures, tokens = Figures(), dict[int, tuple[int, ...]]()
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(edge.Cluster.local(1, threads=given.threads))
-        path = made_up(given.folder / "further-head")
-        model = stack.enter_context(cluster.load(path, dtype=given.dtype, speculate="mtp"))
+        given.file = made_up(given.folder / "further-head")
+        model = model_in_stages(stack, given, dtype=given.dtype, speculate="mtp")
 
         def side(speculate: Speculation, number: int) -> Mapping[str, float]:
             reply = model.generate(
@@ -67,9 +68,7 @@ def further_head(given: Given) -> Iterator[Found]:
             speculate: partial(side, speculate) for speculate in _SIDES
         }
         found = compared(sides, given.rounds, over="off", figures=figures)
-    yield Found(
-        figures=found, variant=f"1 x {given.threads} threads, {given.dtype}", model="glm4_moe"
-    )
+    yield Found(figures=found, variant=f"{arrangement(given)}, {given.dtype}", model="glm4_moe")
 
 
 def made_up(folder: Path) -> Path:

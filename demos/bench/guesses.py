@@ -5,28 +5,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import edge
 from edge.demos.bench import case, llama_lookup
 from edge.demos.bench.case import Found, Given
-from edge.demos.bench.clusters.bed import open_bed
-from edge.demos.bench.clusters.table import Device
+from edge.demos.bench.clusters.staged import STAGES, arrangement, model_in_stages
 from edge.demos.bench.results import Figures
-from edge.demos.bench.turns import compared, local_model, random_prompt
-from edge.partition import Plan, Stage, whole_shard
-from edge.planning.choosing import facts_of
+from edge.demos.bench.turns import compared, random_prompt
 from edge.protocol.step import Speculation
-from edge.weights.checkpoint import Checkpoint
 
 _TEXT = Path(__file__).parents[2] / "README.md"
 _PATTERN = 12
 """Tokens of a pattern, which are random."""
+_LEAST = 0.97
+"""Of the speed without guesses."""
 _PASSAGE = 1200
 """Characters of a passage that is to be repeated."""
 
@@ -84,8 +84,7 @@ def _prompts(number: int) -> Mapping[str, str]:
     case.number("--threads", 1),
     case.choice("--accuracy", ["fast", "high"], "fast"),
     case.number("--new-tokens", 160, least=8),
-    case.number("--stages", 1, "More than 1: on daemons with a wire between them (needs root)."),
-    case.number("--delay-ms", 20, "From one of these daemons to another."),
+    *STAGES,
     case.text("--llama-python", "", "A Python with llama-cpp-python: its prompt lookup, beside."),
     case.rounds(7),
     case.FOLDER,
@@ -99,7 +98,9 @@ def guesses(given: Given) -> Iterator[Found]:
     """
     figures, tokens = Figures(), dict[tuple[str, int], tuple[int, ...]]()
     with contextlib.ExitStack() as stack:
-        model = _model(stack, given)
+        model = model_in_stages(
+            stack, given, accuracy=given.accuracy, context_tokens=2048, speculate="off"
+        )
         llama = stack.enter_context(_llama(given)) if given.llama_python else None
 
         def side(speculate: Speculation) -> _Side:
@@ -140,10 +141,72 @@ def guesses(given: Given) -> Iterator[Found]:
             sides["llama.cpp, off"] = partial(of_llama, False)
             sides["llama.cpp, lookup"] = partial(of_llama, True)
         found = compared(sides, given.rounds, over="off", figures=figures)
-    variant = f"{given.stages} x {given.threads} threads, accuracy {given.accuracy}"
-    if given.stages > 1:
-        variant += f", {given.delay_ms} ms apart"
+    variant = f"{arrangement(given)}, accuracy {given.accuracy}"
     yield Found(figures=found, variant=variant, model=given.model)
+
+
+@case.case(
+    "requests that guesses slow down",
+    case.FILE,
+    case.shape(),
+    case.number("--threads", 1),
+    case.choice("--accuracy", ["fast", "high"], "fast"),
+    case.number("--requests", 200),
+    *STAGES,
+    case.FOLDER,
+)
+def mixed_guesses(given: Given) -> Iterator[Found]:
+    """What `auto` does to requests of mixed kinds, one after another.
+
+    The kind, the length and the sampling of each are drawn. A request that is slower with guesses
+    than without is measured three more times, in turn; its ratio is then the median of these, as a
+    single reply of a second varies by several hundredths.
+    """
+    ratios = []
+    with contextlib.ExitStack() as stack:
+        model = model_in_stages(
+            stack, given, accuracy=given.accuracy, context_tokens=2048, speculate="off"
+        )
+        model.generate("Hello", max_new_tokens=8)
+        for number in range(given.requests):
+            request = _drawn(model, number)
+
+            def ratio(request: Mapping[str, Any] = request, order: int = number) -> float:
+                sides: list[Speculation] = ["off", "auto"]
+                speeds = {
+                    side: model.generate(speculate=side, **request).tokens_per_s
+                    for side in (sides if order % 2 else sides[::-1])
+                }
+                return speeds["auto"] / speeds["off"]
+
+            found = ratio()
+            if found < _LEAST:
+                found = statistics.median(ratio(order=order) for order in range(3))
+            ratios.append(found)
+    figures = Figures()
+    for found in ratios:
+        figures.add("auto / off", "ratio", found)
+    figures.add("auto / off, least", "ratio", min(ratios))
+    figures.add(f"below {_LEAST}", "requests", sum(found < _LEAST for found in ratios))
+    yield Found(
+        figures=figures,
+        variant=f"{arrangement(given)}, accuracy {given.accuracy}, {given.requests} requests",
+        model=given.model,
+    )
+
+
+def _drawn(model: edge.Model, number: int) -> Mapping[str, Any]:
+    drawn = np.random.default_rng(number)
+    prompts = _ids(model, number, with_schema=True)
+    name = str(drawn.choice([*prompts]))
+    return {
+        "prompt": prompts[name],
+        "max_new_tokens": int(drawn.integers(24, 161)),
+        "ignore_eos": name != "schema",
+        "temperature": float(drawn.choice([0.0, 0.7])),
+        "seed": number,
+        "json_schema": _SCHEMA if name == "schema" else None,
+    }
 
 
 def _ids(model: edge.Model, number: int, *, with_schema: bool) -> Mapping[str, list[int]]:
@@ -155,34 +218,6 @@ def _ids(model: edge.Model, number: int, *, with_schema: bool) -> Mapping[str, l
     if not with_schema:
         del prompts["schema"]
     return prompts | {"pattern": some * (100 // _PATTERN)}
-
-
-def _model(stack: contextlib.ExitStack, given: Given) -> edge.Model:
-    """The model on one peer, or in stages on daemons that are apart."""
-    options = edge.LoadOptions(accuracy=given.accuracy, context_tokens=2048)
-    if given.stages == 1:
-        return local_model(
-            stack, given.path, threads=given.threads, accuracy=given.accuracy, context_tokens=2048
-        )
-    devices = [
-        Device(name=f"stage-{number}", core=number % 2, delay_s=given.delay_ms / 2e3)
-        for number in range(given.stages)
-    ]
-    cluster = stack.enter_context(
-        edge.Cluster.connect(stack.enter_context(open_bed(devices, given.folder / "bed")))
-    )
-    with Checkpoint.open(given.path) as checkpoint:
-        facts = facts_of(checkpoint, options)
-    bounds = [facts.num_layers * number // given.stages for number in range(given.stages + 1)]
-    stages = []
-    for peer, (first, end) in zip(cluster.peers, pairwise(bounds), strict=True):
-        outer = first == 0 or end == facts.num_layers
-        vocab = range(facts.vocab_size if outer else 0)
-        stages.append(
-            Stage(layers=range(first, end), shards=(whole_shard(peer.id, facts, vocab=vocab),))
-        )
-    plan = Plan(model=facts.name, version=0, stages=tuple(stages))
-    return stack.enter_context(cluster.load(given.path, options, plan=plan, progress=False))
 
 
 @contextlib.contextmanager

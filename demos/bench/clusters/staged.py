@@ -1,0 +1,53 @@
+"""A model in stages on daemons that are apart, or on one peer of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import pairwise
+from typing import Any
+
+import edge
+from edge.demos.bench import case
+from edge.demos.bench.case import Given
+from edge.demos.bench.clusters.bed import open_bed
+from edge.demos.bench.clusters.table import Device
+from edge.partition import Plan, Stage, whole_shard
+from edge.planning.choosing import facts_of
+from edge.weights.checkpoint import Checkpoint
+
+STAGES = (
+    case.number("--stages", 1, "More than 1: on daemons with a wire between them (needs root)."),
+    case.number("--delay-ms", 20, "From one of these daemons to another."),
+)
+
+
+def arrangement(given: Given) -> str:
+    """In the words of results.csv."""
+    apart = f", {given.delay_ms} ms apart" if given.stages > 1 else ""
+    return f"{given.stages} x {given.threads} threads{apart}"
+
+
+def model_in_stages(stack: contextlib.ExitStack, given: Given, **options: Any) -> edge.Model:
+    """The model of a case with STAGES, until the stack closes."""
+    if given.stages == 1:
+        local = stack.enter_context(edge.Cluster.local(1, threads=given.threads))
+        return stack.enter_context(local.load(given.path, **options))
+    devices = [
+        Device(name=f"stage-{number}", core=number % 2, delay_s=given.delay_ms / 2e3)
+        for number in range(given.stages)
+    ]
+    cluster = stack.enter_context(
+        edge.Cluster.connect(stack.enter_context(open_bed(devices, given.folder / "bed")))
+    )
+    with Checkpoint.open(given.path) as checkpoint:
+        facts = facts_of(checkpoint, edge.LoadOptions(**options))
+    bounds = [facts.num_layers * number // given.stages for number in range(given.stages + 1)]
+    stages = []
+    for peer, (first, end) in zip(cluster.peers, pairwise(bounds), strict=True):
+        outer = first == 0 or end == facts.num_layers
+        vocab = range(facts.vocab_size if outer else 0)
+        stages.append(
+            Stage(layers=range(first, end), shards=(whole_shard(peer.id, facts, vocab=vocab),))
+        )
+    plan = Plan(model=facts.name, version=0, stages=tuple(stages))
+    return stack.enter_context(cluster.load(given.path, plan=plan, progress=False, **options))
