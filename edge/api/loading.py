@@ -14,7 +14,7 @@ from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.loaded_model import LoadedModel
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.errors import CapacityError, NetworkError, PlanError, RequestError
+from edge.errors import CapacityError, EdgeError, NetworkError, PlanError, RequestError
 from edge.planning.draft_place import DraftPlace, check_draft, place_draft
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions
@@ -51,11 +51,8 @@ async def opened(
         discard=Checkpoint.close,
     )
     with await opening as checkpoint:
-        if options.has_further_head and checkpoint.spec.has_states:
-            raise RequestError(
-                f"{checkpoint.name} has recurrent states, which cannot be cut after a wrong guess",
-                remedy="load it without speculate mtp",
-            )
+        if options.has_further_head and (why := _why_not_further(checkpoint, options)):
+            raise RequestError(why, remedy="load it without speculate mtp")
         known = candidates.peers
         infos, failures = await describe_all({peer.address: peer.credentials for peer in known})
         gone = [peer.name for peer in known if peer.address in failures]
@@ -71,6 +68,17 @@ async def opened(
             raise CapacityError(f"{error}{note}") from error
         except PlanError as error:
             raise PlanError(f"{error}{note}", error.problems) from error
+
+
+def _why_not_further(checkpoint: Checkpoint, options: LoadOptions) -> str:
+    """Why a further head of this model could never guess; empty if it can."""
+    if checkpoint.spec.has_states:
+        return f"{checkpoint.name} has recurrent states, which cannot be cut after a wrong guess"
+    if options.batch_invariant:
+        return "tokens are not guessed where no bit may depend on other requests (batch_invariant)"
+    if options.kv_dtype == "int4":
+        return "tokens are not guessed with keys and values in int4"
+    return ""
 
 
 @contextlib.asynccontextmanager
@@ -153,6 +161,8 @@ class Loading:
             )
             try:
                 await drafting.start(run, place, self.peers, self.draft, self.on_progress)
+            except EdgeError as error:
+                _log.warning("answers go on without a draft model: %s", error)
             except BaseException:
                 await uninterrupted(running.aclose())
                 raise

@@ -318,7 +318,8 @@ def _explain(console: Console, proposal: Proposal) -> None:
         "tok/s": lambda each: f"{each.tokens_per_s:.3g}",
         "gain": lambda each: f"{each.tokens_per_s * token_s:.2f}",
     }
-    console.print(make_table(_guessing(proposal), guesses, title="with --speculate", right=guesses))
+    if found := _guessing(proposal):
+        console.print(make_table(found, guesses, title="with --speculate", right=guesses))
 
 
 _SHARES = (0.5, 0.7, 0.9)

@@ -157,11 +157,12 @@ class Proposal:
 
     def with_guesses(self, right: float) -> Guessing | None:
         """Predicted speed of a request that is alone, with guesses: see `speculate` of
-        `LoadOptions`. None where a device was not measured.
+        `LoadOptions`. None where a device was not measured, or where tokens are never guessed.
 
         right: chance of a guess whose predecessors are right, 0 to 1.
         """
-        if self.choice.predicted is None:
+        never = self.limits.batch_invariant or self.limits.observes
+        if self.choice.predicted is None or never:
             return None
         return partition.guessing(
             self.plan,

@@ -144,3 +144,6 @@ def test_a_further_head_changes_no_token(
             assert guessed.token_ids == plain.token_ids
             figures = guessed.statistics
             assert NEW_TOKENS / 4 < figures["accepted_tokens"] < figures["drafted_tokens"]
+    for never in (edge.LoadOptions(batch_invariant=True), edge.LoadOptions(kv_dtype="int4")):
+        with pytest.raises(edge.RequestError, match="tokens are not guessed"):
+            five_peers.load(checkpoint.path, never, speculate="mtp")

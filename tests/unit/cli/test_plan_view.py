@@ -164,6 +164,10 @@ def test_other_plans_are_shown_with_the_spread_of_their_rates(
     assert value["runners_up"][0]["predicted"]["tokens_per_s_range"] == [57.2, 62.4]
     assert value["solo"]["tokens_per_s"] == 59.61
     assert value["solo"]["tokens_per_s_range"] == [57.2, 62.4]
+    never = replace(made, limits=replace(made.limits, batch_invariant=True))
+    show_plan(never, title="t", unchanged=None, explain=True)
+    assert "right guesses" not in capsys.readouterr().out
+    assert plan_as_json(never, explain=True)["with_guesses"] == []
 
 
 def test_a_predicted_rate_has_a_spread_where_the_rates_have_one() -> None:
