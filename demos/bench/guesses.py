@@ -26,7 +26,7 @@ _TEXT = Path(__file__).parents[2] / "README.md"
 _PATTERN = 12
 """Tokens of a pattern, which are random."""
 _LEAST = 0.97
-"""Of the speed without guesses."""
+"""Least speed with guesses, relative to that without."""
 _PASSAGE = 1200
 """Characters of a passage that is to be repeated."""
 

@@ -241,6 +241,14 @@ class GenerationOptions:
     served."""
     speculate: Speculation | None = None
     """Whether tokens are guessed: see `LoadOptions`. None: as the model was loaded."""
+    context: Sequence[str] = option(
+        (),
+        flags=("--with",),
+        metavar="NAME",
+        help="Begin with this document, which `edge keep` has kept; may be repeated.",
+    )
+    """Names of kept documents that a conversation, or a text prompt, begins with, in order: see
+    `Model.keep`."""
     ignore_eos: bool = False
     """The answer goes on past its end; for measuring."""
     journal: bool = False
@@ -364,5 +372,6 @@ class GenerationOverrides(TypedDict, total=False):
     grammar: str | None
     priority: Priority
     speculate: Speculation | None
+    context: Sequence[str]
     ignore_eos: bool
     journal: bool

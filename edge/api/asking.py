@@ -6,14 +6,17 @@ import hashlib
 import operator
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
+from edge.answers.documents import text_after_documents
 from edge.answers.journal import Journal
 from edge.answers.journal_records import JournalHead
 from edge.answers.terms import AnswerReading, GenerationOptions, Terms
+from edge.api.kept_documents import conversation_after, kept_documents
 from edge.api.kept_reply import KeptReply
 from edge.api.loaded_model import LoadedModel
 from edge.api.reply import AskedReply, BeginReply, ReplyFeed
@@ -105,6 +108,11 @@ class Asking:
             )
         if isinstance(prompt, str):
             options = options.after_text()
+            prompt = text_after_documents(prompt, kept_documents().texts(options.context))
+        elif options.context:
+            raise RequestError(
+                "token ids begin with no document", remedy="give a text, or leave context out"
+            )
         tokens = self.checked_ids(self.ids(prompt))
         room = self._model.context_tokens - len(tokens)
         if room < 1:
@@ -214,6 +222,9 @@ class Asking:
         """Token ids of a conversation, how to answer it, and the tools that the answer may call."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        texts = kept_documents().texts(options.context)
+        messages = conversation_after(self._model.required_tokenizer, messages, texts)
+        options = replace(options, context=())
         schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
         ids = self._model.required_tokenizer.encode_chat(
             messages, tools=schemas or None, thinking=options.thinking, variables=variables

@@ -10,11 +10,13 @@ from typing import Unpack, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.answers.documents import Document, check_document
 from edge.answers.journal_folder import LAST
 from edge.answers.terms import GenerationOptions, GenerationOverrides, Terms
 from edge.api.asking import Messages, Prompt, Prompts, several
 from edge.api.described_model import DescribedModel
 from edge.api.embedding import check_dimensions, pooled, rows_for
+from edge.api.kept_documents import document_ids, kept_documents
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
 from edge.api.reply import AsyncReplyStream, Reply, evaluate
@@ -76,20 +78,8 @@ class AsyncModel(DescribedModel):
         not fit the context, PeerLostError if a device is lost and failover is impossible.
         """
         if (prompts := several(prompt)) is not None:
-            with progress_bars(progress) as on_progress:
-                done = count()
-
-                def tell() -> None:
-                    told = Progress(phase="generate", peer="", done=next(done), total=len(prompts))
-                    on_progress(told)
-
-                async def answer(each: Prompt) -> Reply:
-                    reply = await whole(self.stream(each, options, **overrides))
-                    tell()
-                    return reply
-
-                tell()
-                return await gather_all(map(answer, prompts))
+            streams = [self.stream(each, options, **overrides) for each in prompts]
+            return await _each_whole(streams, progress)
         return await whole(self.stream(prompt, options, **overrides))  # type: ignore[arg-type]
 
     async def chat(
@@ -184,6 +174,18 @@ class AsyncModel(DescribedModel):
         tokens = self._asking.checked_ids(self._asking.ids(prompt))
         self._asking.require_open()
         return await evaluate(self._held.running, Terms(prompt=tokens, rows="logits"))
+
+    async def keep(self, name: str, text: str) -> Document:
+        """Compute a document, and keep it on this device by this name: answers may begin with it
+        (`context` of `edge.GenerationOptions`).
+
+        Raises RequestError for a bad name, and a text that is empty or longer than the context.
+        """
+        check_document(name, text)
+        ids = await run_blocking(lambda: document_ids(self._held.required_tokenizer, text))
+        await whole(self.stream(ids, max_new_tokens=1))
+        keep = partial(kept_documents().keep, name, text, model=self.name, tokens=len(ids))
+        return await run_blocking(keep)
 
     async def embed(
         self,
@@ -282,6 +284,25 @@ class AsyncModel(DescribedModel):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def _each_whole(
+    streams: Sequence[AsyncReplyStream], progress: bool | OnProgress | None
+) -> list[Reply]:
+    with progress_bars(progress) as on_progress:
+        done = count()
+
+        def tell() -> None:
+            told = Progress(phase="generate", peer="", done=next(done), total=len(streams))
+            on_progress(told)
+
+        async def answer(stream: AsyncReplyStream) -> Reply:
+            reply = await whole(stream)
+            tell()
+            return reply
+
+        tell()
+        return await gather_all(map(answer, streams))
 
 
 async def whole(stream: AsyncReplyStream) -> Reply:

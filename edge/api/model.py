@@ -9,6 +9,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.answers.documents import Document
 from edge.answers.journal_folder import LAST
 from edge.answers.terms import GenerationOptions, GenerationOverrides
 from edge.api.asking import Messages, Prompt, Prompts
@@ -158,6 +159,11 @@ class Model(DescribedModel):
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """Float32 [tokens, vocab]: row i is what the model expects after token i of the prompt."""
         return self._loop.run(self._model.logits(prompt))
+
+    def keep(self, name: str, text: str) -> Document:
+        """Compute a document, and keep it on this device by this name: answers may begin with it
+        (`context` of `edge.GenerationOptions`)."""
+        return self._loop.run(self._model.keep(name, text))
 
     def embed(
         self,

@@ -44,6 +44,7 @@ COMMANDS = {
     "inspect": "Describe a checkpoint and the memory that it needs.",
     "plan": "Show the plan for a model and its predicted speed.",
     "run": "Answer one prompt.",
+    "keep": "Keep a document that answers begin with.",
     "replies": "Show or remove unfinished answers.",
     "chat": "Chat with a model.",
     "serve": "Serve a model over HTTP.",

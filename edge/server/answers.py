@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from edge.answers.terms import GenerationOptions
 from edge.answers.text import Token
 from edge.api.async_model import AsyncModel
+from edge.api.kept_documents import conversation_after
 from edge.api.reply import AsyncReplyStream
 from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking
-from edge.errors import EdgeError, RequestError
+from edge.errors import EdgeError, RequestError, shown
 from edge.server.efforts import switched
 from edge.server.embeddings import EmbeddingRequest
 from edge.server.gate import Gate
@@ -112,9 +114,17 @@ class Answers:
     """Asks models for clients, within the limits of `gate`. `name` is the name of a model."""
 
     def __init__(
-        self, pool: ModelPool, gate: Gate, metrics: Metrics, pooling: Pooling | None = None
+        self,
+        pool: ModelPool,
+        gate: Gate,
+        metrics: Metrics,
+        *,
+        pooling: Pooling | None = None,
+        documents: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """documents: kept texts by name, with which clients may begin."""
         self._pool = pool
+        self._documents = documents
         self._pooling = pooling
         self._gate = gate
         self._metrics = metrics
@@ -204,7 +214,9 @@ class Answers:
                 must=question.forced,
                 several=question.several_calls,
             )
-            options = replace(options, priority=caller.priority(options.priority))
+            options = replace(
+                options, priority=caller.priority(options.priority), context=()
+            )  # whose texts are in the prompts
             question = replace(question, options=options)
             if question.options.has_grammar:
                 await model.check_grammar(prompts[0], question.options)
@@ -248,7 +260,11 @@ class Answers:
     async def _prompts(self, model: AsyncModel, question: Question) -> Sequence[Sequence[int]]:
         """Token ids of each prompt."""
         tokenizer = model.tokenizer
+        texts = [self._document(name) for name in question.options.context]
         if not question.messages:
+            if texts:
+                why = "begins a conversation; ask for one, or leave it out"
+                raise Refusal(400, f"context {why}", param="context")
             if question.suffix:
                 return [_between(tokenizer, each, question.suffix) for each in question.prompts]
             return [
@@ -256,6 +272,9 @@ class Answers:
                 for prompt in question.prompts
             ]
         messages, tools = question.messages, question.tools or None
+        if texts:
+            begun = partial(conversation_after, tokenizer, messages, texts)
+            messages = await run_blocking(begun)
         variables = dict(question.variables)
         encode = partial(tokenizer.encode_chat, tools=tools, variables=variables)
         ways = arranged(messages)
@@ -273,6 +292,11 @@ class Answers:
         if tools is not None and not await run_blocking(has_told):
             raise Refusal(400, "the model's chat template takes no tools", param="tools")
         return [ids]
+
+    def _document(self, name: str) -> str:
+        if name not in self._documents:
+            raise Refusal(400, f"no document {shown(name)} is served", param="context")
+        return self._documents[name]
 
     async def _one(
         self,

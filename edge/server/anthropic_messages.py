@@ -68,6 +68,7 @@ def question_of(body: Fields, *, counts_only: bool = False) -> Question:
             json_schema=schema_of(form, where, flat=True),
             priority=priority_of(asked.priority),
             speculate=asked.speculate,
+            context=asked.context or (),
         ),
         tools=offer.tools,
         forced=offer.forced,

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,10 +68,11 @@ class Server:
         previews: Previews | None = None,
         candidates: Callable[[], Sequence[PeerInfo]] = tuple,
         pooling: Pooling | None = None,
+        documents: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """previews: plans other placements; None: it plans none. candidates: all peers that were
         ever seen, in addition to those of the models. pooling: of embeddings; None: as each model
-        says."""
+        says. documents: kept texts by name, with which clients may begin."""
         self._pool = pool
         self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
         """An observer of each loaded model that a client has looked at."""
@@ -79,7 +81,9 @@ class Server:
         self._created = int(time.time())
         self._metrics = Metrics()
         self.gate = Gate(most_answers)
-        self._answers = Answers(pool, self.gate, self._metrics, pooling)
+        self._answers = Answers(
+            pool, self.gate, self._metrics, pooling=pooling, documents=documents
+        )
         routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
             HEALTH: ("GET", self._health),
             "/metrics": ("GET", self._show_metrics),

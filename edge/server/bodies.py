@@ -26,6 +26,8 @@ MOST_COMPLETIONS = 128
 MOST_INPUTS = 2048
 """Most inputs of one request for embeddings, as in OpenAI's API."""
 MOST_TOOLS = 256
+MOST_DOCUMENTS = 16
+"""Most kept documents that one prompt begins with."""
 MOST = 1 << 53
 """Largest whole number: JSON readers that use doubles read all up to it exactly."""
 SEEDS = 1 << 63
@@ -112,9 +114,13 @@ class Form(Struct, kw_only=True):
     """The schema, in dialects that have it beside the type."""
 
 
+_Documents = Annotated[list[_Word], Meta(max_length=MOST_DOCUMENTS)]
+
+
 class OpenAIBody(_Body, kw_only=True):
     """Sampling and the other fields of all of OpenAI's dialects."""
 
+    context: _Documents | None = None
     min_tokens: TokenCount | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
@@ -265,6 +271,7 @@ class CountedMessages(_Body, kw_only=True):
     """The body of Anthropic's count_tokens: a conversation without fields about the answer."""
 
     messages: Annotated[list[_Turn], Meta(min_length=1)]
+    context: _Documents | None = None
     system: str | list[MessagePart] | None = None
     max_tokens: Count | None = None
     temperature: Share | None = None
@@ -304,6 +311,7 @@ class OllamaBody(_Body, kw_only=True):
 
 class OllamaChat(OllamaBody, kw_only=True):
     messages: list[Message] | None = None
+    context: _Documents | None = None
     tools: _Tools | None = None
 
 

@@ -7,7 +7,7 @@ import hashlib
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edge.answers.terms import GenerationOptions
@@ -88,7 +88,7 @@ def chat_question(body: Fields) -> Question:
     offer = openai_tools(body)
     return Question(
         messages=messages,
-        options=_options(asked),
+        options=replace(_options(asked), context=asked.context or ()),
         tools=offer.tools,
         forced=offer.forced,
         several_calls=offer.several,

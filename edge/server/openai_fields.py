@@ -73,7 +73,7 @@ _PLAIN_OPTIONS = (
     {each.name for each in fields(GenerationOptions)}.intersection(OpenAIBody.__struct_fields__)
 ) - {
     *("top_p", "top_k", "logit_bias", "stop", "seed", "priority"),
-    *("repetition_penalty", "ignore_eos", "stop_token_ids"),
+    *("repetition_penalty", "ignore_eos", "stop_token_ids", "context"),
 }
 """Fields that mean the same in a body and in options."""
 
@@ -103,6 +103,7 @@ def options_of(
         repetition_penalty=asked.repetition_penalty or asked.repeat_penalty,
         ignore_eos=asked.ignore_eos is True,
         stop_token_ids=asked.stop_token_ids or (),
+        context=asked.context or (),
         max_new_tokens=most_new_tokens,
         top_p=share_of(asked.top_p),
         top_k=count_of(asked.top_k),

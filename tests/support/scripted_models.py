@@ -145,11 +145,11 @@ class Visit:
     """One request to a server without a network between: what was sent so far, and its end."""
 
     def __init__(
-        self, model: ScriptedModel, path: str, body: Json, keys: Sequence[Key] = ()
+        self, model: ScriptedModel, path: str, body: Json, keys: Sequence[Key] = (), **server: Any
     ) -> None:
-        """keys: of the server; the first one is shown."""
+        """keys: of the server; the first one is shown. server: further arguments of it."""
         self.pool = ModelPool.of(cast(AsyncModel, model), "m")
-        self.server = Server(self.pool, rules=Rules(keys=tuple(keys)))
+        self.server = Server(self.pool, rules=Rules(keys=tuple(keys)), **server)
         self.sent: list[Json] = []
         self.gone = asyncio.Event()
         self._body: bytes | None = json.dumps({"model": "m", **body}).encode()

@@ -96,8 +96,10 @@ def _value(name: str, text: str) -> Any:
     kinds = get_args(hint) or (hint,)
     if type(None) in kinds and _WORDS.get(text, text) is None:
         return None
-    if name == "stop":
-        return () if _WORDS.get(text, text) is None else (text,)
+    if name in ("stop", "context"):
+        if _WORDS.get(text, text) is None:
+            return ()
+        return (text,) if name == "stop" else tuple(each.strip() for each in text.split(","))
     if (parse := _generation_facts()[name].parse) is not None:
         return parse(text)
     if bool in kinds:

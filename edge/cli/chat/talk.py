@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import click
 from rich.console import Console
 
 from edge.api.cluster import Cluster
+from edge.api.kept_documents import conversation_after, kept_documents
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
 from edge.cli.chat.answer_view import AnswerView
@@ -127,9 +129,7 @@ class TerminalTalk:
         if not self._figures:
             raise RequestError("there is no answer yet", remedy="ask something first")
         said = self.conversation.messages()  # ends with a complete answer
-        thinking = self.settings.generation.thinking
-        tokenizer = self._model.tokenizer
-        used = len(tokenizer.encode_chat(said, add_generation_prompt=False, thinking=thinking))
+        used = len(self._encoded(said, asks=False))
         room = self._model.context_tokens
         self.say(f"{self._figures}\nthe conversation has {used} of the context's {room} tokens")
 
@@ -140,11 +140,18 @@ class TerminalTalk:
         show_plan(self._model.proposal, title=f"{title} peers", unchanged=None, explain=False)
 
     def _encoded(
-        self, messages: list[dict[str, str]], settings: Settings | None = None
+        self,
+        messages: list[dict[str, str]],
+        settings: Settings | None = None,
+        *,
+        asks: bool = True,
     ) -> list[int]:
-        """The token ids of the prompt."""
-        return self._model.tokenizer.encode_chat(
-            messages, thinking=(settings or self.settings).generation.thinking
+        """The token ids of the prompt. asks: an answer follows."""
+        generation = (settings or self.settings).generation
+        tokenizer = self._model.tokenizer
+        texts = kept_documents().texts(generation.context)
+        return tokenizer.encode_chat(
+            conversation_after(tokenizer, messages, texts), asks, thinking=generation.thinking
         )
 
     def _answered(self, messages: list[dict[str, str]]) -> tuple[str, Reply | None]:
@@ -154,7 +161,8 @@ class TerminalTalk:
         said: list[str] = []
         self.was_stopped = False
         begun_s = time.monotonic()
-        with self._model.stream(ids, self.settings.generation, chat_tools=()) as stream:
+        generation = replace(self.settings.generation, context=())  # whose texts are in the prompt
+        with self._model.stream(ids, generation, chat_tools=()) as stream:
             try:
                 self._show(stream, said)
             except KeyboardInterrupt:

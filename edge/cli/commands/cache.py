@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import click
 from rich.console import Console
 
+from edge.answers.documents import Document
 from edge.api.cluster import Cluster
 from edge.api.hub_download import hub_cache
+from edge.api.kept_documents import kept_documents
 from edge.cli.field_options import given_options
 from edge.cli.options import ClusterOptions, open_cluster
 from edge.cli.records import Columns, json_option, make_table, print_json, print_table
 from edge.cli.sentences import print_sentence
-from edge.errors import RequestError
+from edge.errors import RequestError, printable
 from edge.host.cache_paths import cache_root
 from edge.host.free_memory import format_size
 from edge.host.identity import host_id
@@ -76,6 +80,8 @@ def command() -> None:
       edge cache clean --older-than 30d --dry-run    only show the files
       edge cache clean --model org/name --peers
       edge cache clean --all --yes                   in scripts
+      edge cache documents                           texts of edge keep
+      edge cache drop handbook
     """
 
 
@@ -91,6 +97,42 @@ def show(with_peers: bool, wanted: ClusterOptions, as_json: bool) -> None:
         print_json(_told(files))
         return
     _print(files)
+
+
+@command.command()
+@json_option
+def documents(as_json: bool) -> None:
+    """Show the documents that `edge keep` has kept."""
+    folder = kept_documents()
+    found = [_without_text(folder.read(name)) for name in folder.names()]
+    if as_json:
+        print_json(found)
+    elif found:
+        print_table(make_table(found, _DOCUMENTS))
+    else:
+        click.echo("No document is kept.")
+
+
+@command.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def drop(names: tuple[str, ...]) -> None:
+    """Drop kept documents by their names."""
+    kept_documents().remove(names)
+    click.echo(f"{len(set(names))} dropped.")
+
+
+def _without_text(document: Document) -> dict[str, Any]:
+    told = asdict(document)
+    del told["text"]
+    return told
+
+
+_DOCUMENTS: Columns[dict[str, Any]] = {
+    "name": itemgetter("name"),
+    "model": lambda each: printable(each["model"]),
+    "tokens": lambda each: str(each["tokens"]),
+    "kept": lambda each: f"{age_in_words(max(0.0, time.time() - each['kept_s']))} ago",
+}
 
 
 @command.command()

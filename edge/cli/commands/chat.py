@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from edge.answers.terms import GenerationOptions
+from edge.api.kept_documents import kept_documents
 from edge.cli.chat.commands import as_question, is_command, run_command, suggestions
 from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.line_input import is_a_terminal, line_input, typed_ahead
@@ -62,6 +63,7 @@ def command(
         )
     is_terminal = is_a_terminal()
     with typed_ahead(), open_cluster(peers, options, model=model) as cluster:
+        kept_documents().texts(generation.context)  # raises an error for one that is not there
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
         talk = TerminalTalk(

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from edge.answers.terms import GenerationOptions
 from edge.answers.text import TokenLogprob
 from edge.api.asking import Prompt
+from edge.api.kept_documents import conversation_after, kept_documents
 from edge.api.kept_reply import KeptReply
 from edge.api.model import Model
 from edge.api.reply import Reply
@@ -152,9 +153,13 @@ def command(
             text: Prompt = prompt or ""
             in_chat = loaded.tokenizer.has_chat_template and not raw
             if in_chat:
+                asked = [{"role": "user", "content": prompt}]
+                documents = kept_documents().texts(generation.context)
                 text = loaded.tokenizer.encode_chat(
-                    [{"role": "user", "content": prompt}], thinking=generation.thinking
+                    conversation_after(loaded.tokenizer, asked, documents),
+                    thinking=generation.thinking,
                 )
+                generation = replace(generation, context=())
             elif generation.thinking is not None:
                 why = "--raw uses none" if raw else f"{loaded.name} has none"
                 raise RequestError(

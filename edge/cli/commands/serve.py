@@ -12,7 +12,7 @@ import logging
 import re
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import uvicorn
 from edge.api.async_cluster import AsyncCluster
 from edge.api.async_model import AsyncModel
 from edge.api.hub_download import check_model
+from edge.api.kept_documents import kept_documents
 from edge.cli.field_options import given_options
 from edge.cli.logs import LogOptions, set_up_logging
 from edge.cli.options import ClusterOptions, cluster_options, model_options, read_plan, way_to
@@ -115,6 +116,13 @@ class _Remembers(click.Command):
     "[default: as the model's folder says, else the mean]",
 )
 @click.option(
+    "--with",
+    "documents",
+    metavar="NAME",
+    multiple=True,
+    help="A document of edge keep that clients may begin with, as context; may be repeated.",
+)
+@click.option(
     "--max-answers",
     type=click.IntRange(1),
     default=MOST_ANSWERS,
@@ -146,6 +154,7 @@ def command(
     origins: tuple[str, ...],
     api_key_file: Path | None,
     pooling: Pooling | None,
+    documents: tuple[str, ...],
     max_answers: int,
     options: LoadOptions,
     peers: ClusterOptions,
@@ -206,6 +215,7 @@ def command(
                 key_file=api_key_file,
                 max_answers=max_answers,
                 pooling=pooling,
+                documents=dict(zip(documents, kept_documents().texts(documents), strict=True)),
                 as_json=as_json,
             )
         )
@@ -361,11 +371,12 @@ async def serve(
     key_file: Path | None,
     max_answers: int,
     pooling: Pooling | None,
+    documents: Mapping[str, str],
     as_json: bool,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then finish answers under way and refuse new ones.
 
-    key_file: the source of the rules' keys; None: there are none.
+    key_file: the source of the rules' keys; None: there are none. documents: texts by name.
     """
     for each in models:
         await run_blocking(partial(check_model, each.place))
@@ -401,6 +412,7 @@ async def serve(
             rules=rules,
             most_answers=max_answers,
             pooling=pooling,
+            documents=documents,
             previews=Previews(places, propose),
             candidates=lambda: cluster.peers,
         )
