@@ -222,8 +222,8 @@ class Asking:
         """Token ids of a conversation, how to answer it, and the tools that the answer may call."""
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        texts = kept_documents().texts(options.context)
-        messages = conversation_after(self._model.required_tokenizer, messages, texts)
+        if texts := kept_documents().texts(options.context):
+            messages = conversation_after(self._model.required_tokenizer, messages, texts)
         options = replace(options, context=())
         schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
         ids = self._model.required_tokenizer.encode_chat(

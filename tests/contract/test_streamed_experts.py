@@ -15,8 +15,10 @@ from tests.support.slow_cases import shown_in_parts
     "plan",
     [
         "tensor",
-        "solo",
-        pytest.param("pipeline", marks=shown_in_parts("e2e/test_streamed_layers.py")),
+        *(
+            pytest.param(plan, marks=shown_in_parts("e2e/test_streamed_layers.py"))
+            for plan in ("solo", "pipeline")
+        ),
     ],
 )
 @pytest.mark.linux_ways

@@ -77,7 +77,13 @@ def test_families_alone_equal_transformers(
         checkpoint.check_greedy(given, reply.token_ids, 12)
 
 
-@pytest.mark.parametrize("layout", ["pipeline_3", "tensor_3"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("pipeline_3", marks=shown_in_parts("contract/test_stage_program.py")),
+        "tensor_3",
+    ],
+)
 def test_three_kinds_of_peers_compute_the_tokens_of_transformers(
     cluster: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str
 ) -> None:
@@ -132,6 +138,7 @@ def _used(model: edge.Model, cluster: edge.Cluster) -> list[edge.PeerInfo]:
     return [peer for peer in cluster.peers if peer.id in model.proposal.plan.devices]
 
 
+@shown_in_parts("unit/backends/test_webgpu_backend.py", "multiprocess/test_lost_peers.py")
 def test_an_answer_goes_on_when_the_adapter_is_lost(
     tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +174,7 @@ def test_an_answer_goes_on_when_the_adapter_is_lost(
         assert list(reply.token_ids) == checkpoint.greedy(prompt, 3)
 
 
+@shown_in_parts("contract/test_stage_program.py")
 def test_replies_at_once_are_those_alone(
     cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:

@@ -23,6 +23,7 @@ from tests.support import passing_time
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import EDGE, PATIENCE_S, Daemon, Outcome, edge_process
 from tests.support.processes import edge as run_edge
+from tests.support.slow_cases import shown_in_parts
 
 LOOPBACK = "127.0.0.1"
 ON_LOOPBACK = ("--interface", LOOPBACK)
@@ -205,6 +206,7 @@ def test_an_expelled_device_is_refused_by_a_member_that_was_away(
         assert daemon.end() == 0
 
 
+@shown_in_parts("unit/membership/test_membership.py", "unit/membership/test_pairing_discovery.py")
 def test_a_member_that_was_away_asks_the_others_before_the_expelled_device_comes(
     device: Callable[[str], Device],
 ) -> None:
@@ -319,6 +321,7 @@ def test_a_token_for_scripts(
         assert "the cluster has a new key" in refused
 
 
+@shown_in_parts("unit/membership/test_membership.py", "unit/membership/test_pairing_discovery.py")
 def test_a_new_key_takes_members_along(
     device: Callable[[str], Device], checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
@@ -409,6 +412,7 @@ def test_who_a_script_with_a_token_expels_stays_expelled(
     assert attic.json("cluster", "show")["expelled"] == ["a" * 32]
 
 
+@shown_in_parts("unit/membership/test_membership.py", "unit/membership/test_pairing_discovery.py")
 def test_whoever_has_stolen_a_token_does_not_keep_members_from_the_next_key(
     device: Callable[[str], Device], tmp_path: Path
 ) -> None:

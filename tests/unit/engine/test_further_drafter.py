@@ -24,7 +24,7 @@ from edge.weights.further import further_in
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.further_heads import add_further_head
 from tests.support.processes import run_module
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import shown_in_parts
 from tests.support.triton_shards import shipped
 
 LIMITS = StepLimits(context_tokens=64, chunk_tokens=8, requests=1, cached_tokens=64)
@@ -50,10 +50,13 @@ def drafter(checkpoint: TinyCheckpoint, folder: Path) -> FurtherHeadDrafter:
 
 @pytest.mark.parametrize(
     ("family", "own_tables"),
-    repeats_are_slow(
-        [("glm4_moe", True), ("glm4_moe_lite", False), ("deepseek_v3", False), ("qwen3_5", False)],
-        of=[1],
-    ),
+    [
+        ("glm4_moe", True),
+        *(
+            pytest.param(family, False, marks=shown_in_parts("e2e/test_guessed_tokens.py"))
+            for family in ("glm4_moe_lite", "deepseek_v3", "qwen3_5")
+        ),
+    ],
 )
 def test_guesses_follow_the_formula(tmp_path: Path, family: str, own_tables: bool) -> None:
     run_module("tests.unit.engine.test_further_drafter", tmp_path, family, int(own_tables))
