@@ -188,7 +188,7 @@ class Page:
             f"here='--cluster docs-{uuid.uuid4().hex} --interface 127.0.0.1'\n"
             'case "$* " in\n'
             "  *'--local '*) here= ;;\n"
-            "  cluster\\ *|inspect\\ *|peer\\ install*) here= ;;\n"
+            "  cluster\\ *|inspect\\ *|cache\\ d*|peer\\ install*) here= ;;\n"
             '  peer\\ *) here="$here --listen 127.0.0.1:0" ;;\n'
             "esac\n"
             f'[ -z "$EDGE_ANEW" ] || exec {python} -m "$EDGE_MODULE" "$@" $here\n'
