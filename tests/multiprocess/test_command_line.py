@@ -294,6 +294,12 @@ def test_a_conversation(talker: Path, daemon: Daemon) -> None:
     first, again, other = outcome.out.splitlines()
     assert first == again != other
     assert run_edge(*command, stdin="").out == ""
+    resumed = run_edge(*command[:-2], "--resume", stdin="More?\n")
+    whole = run_edge(*command, "--no-keep", stdin="Hello\nAnd now?\nMore?\n")
+    assert resumed.out == whole.out.splitlines()[-1] + "\n"
+    assert "leave out --system" in run_edge(*command, "--resume", stdin="").err
+    unknown = run_edge(*command[:-2], "--resume", "00000000", stdin="")
+    assert "no conversation '00000000' is kept here" in unknown.err
 
 
 def test_a_conversation_that_outgrows_the_context_can_be_started_anew(

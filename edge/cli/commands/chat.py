@@ -8,6 +8,7 @@ from edge.answers.terms import GenerationOptions
 from edge.api.kept_documents import kept_documents
 from edge.cli.chat.commands import as_question, is_command, run_command, suggestions
 from edge.cli.chat.conversation import Conversation
+from edge.cli.chat.kept_chats import LAST, KeptChats
 from edge.cli.chat.line_input import is_a_terminal, line_input, typed_ahead
 from edge.cli.chat.settings import Settings
 from edge.cli.chat.talk import TerminalTalk
@@ -31,6 +32,18 @@ from edge.planning.load_options import LoadOptions
 )
 @model_options()
 @click.option("--system", metavar="TEXT", help="The system message.")
+@click.option(
+    "--resume",
+    metavar="ID",
+    is_flag=False,
+    flag_value=LAST,
+    help="Continue the last conversation of this device, or the one with this id.",
+)
+@click.option(
+    "--keep/--no-keep",
+    default=True,
+    help="Keep the conversation on this device, for --resume.  [default: keep]",
+)
 @generation_options
 @adapt_option
 @cluster_options
@@ -39,6 +52,8 @@ def command(
     context: click.Context,
     model: str,
     system: str | None,
+    resume: str | None,
+    keep: bool,
     options: LoadOptions,
     peers: ClusterOptions,
     adapt: bool,
@@ -53,6 +68,7 @@ def command(
     Examples:
       edge chat path/to/checkpoint                                  on peers found by zeroconf
       edge chat path/to/checkpoint --local 2 --temperature 0.7
+      edge chat path/to/checkpoint --resume                         the last conversation
       edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
     if context.args:
@@ -61,6 +77,10 @@ def command(
             "has begun, or write edge run MODEL -p TEXT",
             context,
         )
+    if resume is not None and system is not None:
+        raise click.UsageError("a kept conversation has its own system message; leave out --system")
+    chats = KeptChats()
+    begun = Conversation(system=system) if resume is None else chats.open(resume)
     is_terminal = is_a_terminal()
     with typed_ahead(), open_cluster(peers, options, model=model) as cluster:
         kept_documents().texts(generation.context)  # raises an error for one that is not there
@@ -72,12 +92,16 @@ def command(
             model,
             options,
             Settings(generation=generation),
-            Conversation(system=system),
+            begun,
             adapt=adapt,
             is_terminal=is_terminal,
         )
+        if begun.turns:
+            talk.check(conversation=begun)  # that it has room in the context
         if is_terminal:
             tell(talk.banner())
+            if begun.turns:
+                tell(f"{len(begun.turns)} turns; the conversation continues from there")
         lines = line_input(suggestions)
         while (line := lines.ask()) is not None:
             try:
@@ -85,6 +109,8 @@ def command(
                     talk.ask(as_question(line))
                 elif not run_command(talk, line):
                     break
+                if keep:
+                    chats.keep(talk.conversation, model=talk.model_name)
             except RequestError as error:
                 tell(f"edge: {error}")
             except EdgeError as error:
