@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-CONTEXT_TOKENS = 4096
+CONTEXT_TOKENS = 32_768
 WEIGHT_DEVIATION = 0.02
 """Standard deviation of the weights; what most models start their training from."""
 

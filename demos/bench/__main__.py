@@ -23,6 +23,7 @@ CASES = {
     "bigger-than-memory": ("limited", "Models larger than a limit of memory."),
     "guesses": ("guesses", "Guessed tokens, on old and new text and in JSON."),
     "mixed-guesses": ("guesses", "Requests of mixed kinds that guesses slow down."),
+    "conversation": ("conversation", "Turns of a conversation that grows."),
     "drafts": ("drafts", "A draft model, on its own device or another."),
     "further-head": ("further_head", "A model's further head that guesses, on new text."),
     "arriving-prompt": ("arriving_prompt", "Answers under way while a long prompt is read."),

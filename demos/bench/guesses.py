@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import statistics
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,9 +12,10 @@ from typing import Any
 import numpy as np
 
 import edge
-from edge.demos.bench import case, llama_lookup
+from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.clusters.staged import STAGES, arrangement, model_in_stages
+from edge.demos.bench.llama_files import llama_process
 from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import compared, random_prompt
 from edge.protocol.step import Speculation
@@ -101,7 +99,11 @@ def guesses(given: Given) -> Iterator[Found]:
         model = model_in_stages(
             stack, given, accuracy=given.accuracy, context_tokens=2048, speculate="off"
         )
-        llama = stack.enter_context(_llama(given)) if given.llama_python else None
+        llama = None
+        if given.llama_python:
+            llama = stack.enter_context(
+                llama_process(given.llama_python, given.path, given.threads, 2048)
+            )
 
         def side(speculate: Speculation) -> _Side:
             def answer(number: int) -> Mapping[str, float]:
@@ -130,8 +132,10 @@ def guesses(given: Given) -> Iterator[Found]:
         def of_llama(looks_up: bool, number: int) -> Mapping[str, float]:
             assert llama is not None
             prompts = _ids(model, number, with_schema=False)
+            asked = {"new_tokens": given.new_tokens, "looks_up": looks_up}
             return {
-                name: llama(prompt, given.new_tokens, looks_up) for name, prompt in prompts.items()
+                name: (given.new_tokens - 1) / float(llama({"prompt": prompt, **asked})["seconds"])
+                for name, prompt in prompts.items()
             }
 
         for number in range(given.rounds + 1):  # the tokens without guesses, first
@@ -177,7 +181,7 @@ def mixed_guesses(given: Given) -> Iterator[Found]:
                     side: model.generate(speculate=side, **request).tokens_per_s
                     for side in (sides if order % 2 else sides[::-1])
                 }
-                return speeds["auto"] / speeds["off"]
+                return float(speeds["auto"] / speeds["off"])
 
             found = ratio()
             if found < _LEAST:
@@ -218,32 +222,3 @@ def _ids(model: edge.Model, number: int, *, with_schema: bool) -> Mapping[str, l
     if not with_schema:
         del prompts["schema"]
     return prompts | {"pattern": some * (100 // _PATTERN)}
-
-
-@contextlib.contextmanager
-def _llama(given: Given) -> Iterator[Callable[[list[int], int, bool], float]]:
-    """Tokens per second of llama.cpp behind these ids, with its own prompt lookup or without."""
-    command = [
-        given.llama_python,
-        llama_lookup.__file__,
-        str(given.path),
-        str(given.threads),
-        "2048",
-    ]
-    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        json.loads(process.stdout.readline())
-        stdin, stdout = process.stdin, process.stdout
-
-        def ask(prompt: list[int], new_tokens: int, looks_up: bool) -> float:
-            asked = {"prompt": prompt, "new_tokens": new_tokens, "looks_up": looks_up}
-            stdin.write(json.dumps(asked) + "\n")
-            stdin.flush()
-            return (new_tokens - 1) / float(json.loads(stdout.readline())["seconds"])
-
-        yield ask
-        stdin.close()

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from edge.demos.bench import gguf_file, llama_logits
+from edge.demos.bench import gguf_file, llama_logits, llama_lookup
 from edge.demos.shapes import checkpoint
 from edge.offload import GgufFile
 
@@ -31,6 +36,31 @@ def gguf_of(shape: str, folder: Path, *, python: str, form: str = "Q4_0") -> Pat
             )
         partial.rename(target)
     return target
+
+
+@contextlib.contextmanager
+def llama_process(
+    python: str, gguf: Path, threads: int, context_tokens: int
+) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """A function that asks llama.cpp in a process of its own, as `llama_lookup` describes."""
+    command = [python, llama_lookup.__file__, str(gguf), str(threads), str(context_tokens)]
+    environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        json.loads(process.stdout.readline())
+        stdin, stdout = process.stdin, process.stdout
+
+        def ask(asked: Mapping[str, Any]) -> dict[str, Any]:
+            stdin.write(json.dumps(asked) + "\n")
+            stdin.flush()
+            told: dict[str, Any] = json.loads(stdout.readline())
+            return told
+
+        yield ask
+        stdin.close()
 
 
 def read_of_token(path: Path) -> float:

@@ -1,0 +1,104 @@
+"""A conversation that grows: what each next turn computes, and how long it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+import edge
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
+from edge.demos.bench.llama_files import gguf_of, llama_process
+from edge.demos.bench.results import Figures
+from edge.demos.bench.turns import local_model, random_prompt
+
+_Turn = Callable[[list[int]], Mapping[str, float]]
+"""Answers a prompt, which it lengthens by the answer."""
+
+
+@case.case(
+    "what the turns of a conversation cost",
+    case.FILE,
+    case.shape("M"),
+    *case.peers(1, 1, "auto"),
+    case.dtype(),
+    case.number("--turns", 30),
+    case.number("--turn-tokens", 900, "That each turn adds."),
+    case.number("--new-tokens", 100, least=8),
+    case.text("--llama-python", "", "A Python with llama-cpp-python: its own cache, beside."),
+    case.FOLDER,
+)
+def conversation(given: Given) -> Iterator[Found]:
+    """What the turns of a long conversation cost, against llama.cpp with its own caching.
+
+    Each turn sends all tokens so far, some more, and gets an answer. Computed: tokens of a turn's
+    prompt that were computed, relative to those that are new since the last answer.
+    """
+    figures = Figures()
+    context = given.turns * (given.turn_tokens + given.new_tokens)
+    with contextlib.ExitStack() as stack:
+        dtype = "auto" if given.file else given.dtype
+        model = local_model(
+            stack, given.path, peers=given.peers, threads=given.threads, plan=given.plan,
+            dtype=dtype, context_tokens=context,
+        )  # fmt: skip
+        sides: dict[str, _Turn] = {"Edge": _edge(model, given.new_tokens)}
+        if given.llama_python:
+            sides["llama.cpp"] = _llama(stack, given, context)
+        said: dict[str, list[int]] = {side: [] for side in sides}
+        for number in range(given.turns):
+            told: dict[str, Mapping[str, float]] = {}
+            for side in list(sides)[:: 1 if number % 2 else -1]:
+                said[side] += random_prompt(model, given.turn_tokens, number)
+                told[side] = sides[side](said[side])
+            for side, each in told.items():
+                for name, value in each.items():
+                    unit = {"computed": "ratio", "decode": "tok/s"}.get(name, "s")
+                    figures.add(f"{name}, {side}", unit, value)
+            if "llama.cpp" in told:
+                for name in ("first token", "whole turn"):
+                    ratio = told["llama.cpp"][name] / told["Edge"][name]
+                    figures.add(f"speed of {name}, Edge / llama.cpp", "ratio", ratio)
+    lengths = f"{given.turns} turns of {given.turn_tokens} + {given.new_tokens} tokens"
+    yield Found(figures=figures, variant=f"{given.arrangement}, {lengths}", model=given.model)
+
+
+def _edge(model: edge.Model, new_tokens: int) -> _Turn:
+    known = 0
+
+    def turn(prompt: list[int]) -> Mapping[str, float]:
+        nonlocal known
+        begun = time.perf_counter()
+        reply = model.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
+        whole_s = time.perf_counter() - begun
+        computed = len(prompt) - reply.statistics["found_tokens"]
+        told = {
+            "computed": computed / (len(prompt) - known),
+            "first token": reply.statistics["first_token_s"],
+            "whole turn": whole_s,
+            "decode": reply.tokens_per_s or 0.0,
+        }
+        prompt += reply.token_ids
+        known = len(prompt)
+        return told
+
+    return turn
+
+
+def _llama(stack: contextlib.ExitStack, given: Given, context: int) -> _Turn:
+    gguf = given.file or gguf_of(
+        given.shape, given.folder, python=given.llama_python, form="Q4_K_M"
+    )
+    ask = stack.enter_context(llama_process(given.llama_python, gguf, given.threads, context))
+
+    def turn(prompt: list[int]) -> Mapping[str, float]:
+        told = ask({"prompt": prompt, "new_tokens": given.new_tokens, "goes_on": True})
+        prompt += told["tokens"]
+        return {
+            "first token": told["first_s"],
+            "whole turn": told["first_s"] + told["seconds"],
+            "decode": (given.new_tokens - 1) / told["seconds"],
+        }
+
+    return turn
