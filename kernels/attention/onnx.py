@@ -135,12 +135,15 @@ def attention(
             HeadSizes(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=padded),
             scale=factor, soft_cap=form.soft_cap,
         )  # fmt: skip
-    output, present_keys, present_values, *weights = graph.nodes(
-        "GroupQueryAttention",
+    is_one_row = ""
+    if exact is None and sinks is None and form.window is None and form.soft_cap is None:
+        is_one_row = _is_one_row(graph, qkv, cache, names, form)
+    output, present_keys, present_values, *weights = _grouped_query(
+        graph, is_one_row,
         query, key, value, cache.keys, cache.values, names.lengths, names.total,
         names.cos if by_itself else "", names.sin if by_itself else "",
         "", "" if exact is None else exact.bias, sinks or "", cache.key_scales, cache.value_scales,
-        outputs=3 if exact is None else 4, domain=CONTRIB,
+        outputs=3 if exact is None else 4,
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
         rotary_interleaved=int(form.interleaved and by_itself),
         local_window_size=-1 if form.window is None else form.window,
@@ -159,6 +162,58 @@ def attention(
     if exact is not None:
         return output, present_keys, present_values, exact.present
     return output, present_keys, present_values
+
+
+_MOST_FLOAT_BYTES = 8 << 20
+"""Keys and values of a layer in float32, in bytes, up to which one row is faster without blocks."""
+
+
+def _is_one_row(
+    graph: OnnxGraph, qkv: str, cache: CacheNames, names: AttentionNames, form: PackedAttention
+) -> str:
+    """Whether a step has one token of each request, and its attention is faster without blocks of
+    keys; empty where it never is."""
+    if graph.provider.is_webgpu:
+        return ""
+
+    def make() -> tuple[str, ...]:
+        tokens = graph.node("Shape", qkv, start=1, end=2)
+        return (graph.node("Equal", tokens, graph.constant("one_row.1", _int64([1]))),)
+
+    (found,) = graph.once("one_row", make)
+    if cache.bits is not None:
+        return found
+    most = _MOST_FLOAT_BYTES // (8 * form.num_kv_heads * cache_head_size(form.head_size))
+
+    def make_few() -> tuple[str, ...]:
+        limit = graph.constant(f"one_row.most_{most}", np.asarray(most, np.int32))
+        return (graph.node("And", found, graph.node("LessOrEqual", names.total, limit)),)
+
+    (found,) = graph.once(f"one_row.{names.total}.{most}", make_few)
+    return found
+
+
+def _grouped_query(
+    graph: OnnxGraph, is_one_row: str, *inputs: str, outputs: int, **attributes: Any
+) -> tuple[str, ...]:
+    """GroupQueryAttention. Without a causal mask, which one row does not need, it computes the same
+    bits without blocks of keys."""
+
+    def node(of: OnnxGraph, **more: Any) -> tuple[str, ...]:
+        return of.nodes(
+            "GroupQueryAttention", *inputs, outputs=outputs, domain=CONTRIB, **attributes, **more
+        )
+
+    if not is_one_row:
+        return node(graph)
+    one, several = graph.branch("one_row"), graph.branch("several_rows")
+    return graph.nodes(
+        "If",
+        is_one_row,
+        outputs=outputs,
+        then_branch=one.body(*node(one, causal=0)),
+        else_branch=several.body(*node(several)),
+    )
 
 
 def _attended(
