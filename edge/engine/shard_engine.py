@@ -78,7 +78,7 @@ class ShardEngine:
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
         )
-        rewinds = has_states(assignment.model, assignment.kv_dtype)
+        rewinds = self._has_states = has_states(assignment.model, assignment.kv_dtype)
         self.draft_model = DraftModel(assignment.model.vocab_size)
         """Asked for guesses, where this shard samples and is linked with a draft model."""
         self._draft_server: DraftServer | None = None
@@ -186,7 +186,7 @@ class ShardEngine:
                     self._times.take()
             except transport.TransportError as error:
                 raise self.links.error(error) from error
-            return program.cache_digest
+            return "" if self._has_states else program.cache_digest  # states are not exchanged
 
         return self._thread.call(work)
 
@@ -285,7 +285,7 @@ class ShardEngine:
 
     def _copy(self, step: Step) -> None:
         program = self._program
-        if self._copies is not None and program is not None and program.cache_digest:
+        if self._copies is not None and program is not None and not self._has_states:
             self._copies.take(step, program, now_s=time.monotonic())
 
     @property
@@ -337,7 +337,8 @@ class ShardEngine:
         """Find the longest cached prefix of the prompt. Reports `PrefixMatched`.
 
         salt: only blocks stored with an equal salt match. source: a request in memory that has the
-        same first `tokens` tokens; see `KvStorage.take`.
+        same first `tokens` tokens; see `KvStorage.take`. Without one, a model with states restores
+        those at `tokens`.
         """
 
         def work(program: StageProgram | None) -> None:
@@ -348,11 +349,20 @@ class ShardEngine:
                 self._choice.recall(request, ids)
             if source is not None:
                 found = program.take(request, source, tokens, moves=moves)
-            if self._prefixes is not None and program.cache_digest:
+            points: tuple[int, ...] = ()
+            if self._prefixes is not None:
                 found = self._prefixes.match(
-                    program, request, ids, salt=salt, known=found, moved=source if moves else None
+                    program,
+                    request,
+                    ids,
+                    salt=salt,
+                    known=found,
+                    moved=source if moves else None,
+                    point=tokens if source is None else 0,
                 )
-            self._report(messages.PrefixMatched(request=request, tokens=found))
+                if source is None and not tokens:
+                    points = self._prefixes.points(request)
+            self._report(messages.PrefixMatched(request=request, tokens=found, points=points))
 
         self._post(work)
 
@@ -365,6 +375,8 @@ class ShardEngine:
         def work() -> None:
             if self._program is None or self._is_over:
                 raise RequestError("keys and values came before the shard was loaded")
+            if self._has_states:
+                raise RequestError("keys and values alone do not restore a model with states")
             put_copy(self._program, request, first, len(tokens), rows)
             if self.layout.is_last_stage:
                 self._choice.extend(request, tokens)
@@ -484,12 +496,11 @@ class ShardEngine:
                 _log.exception("closing a program failed")
 
     def _store_prefixes(self) -> None:
-        """Store prefixes for later sessions, unless replies continue on another plan."""
+        """Store prefixes for later sessions, and for this one's replies on another plan."""
         if self._prefixes is None:
             return
         try:
-            is_over = self._is_sound and not self._parks
-            self._prefixes.close(self._program if is_over else None)
+            self._prefixes.close(self._program if self._is_sound else None)
         except Exception:  # back ends raise errors of their libraries
             _log.info("prefixes were not cached", exc_info=True)
 

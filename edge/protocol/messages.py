@@ -81,6 +81,9 @@ _SentManifest = Annotated[
 
 SECRET_BYTES = 32
 
+MOST_POINTS = 256
+"""Most numbers of tokens that a shard reports, at which it can restore states of one prompt."""
+
 MOST_TRUSTED = 16
 """Most devices whose prefix caches a session may use. Each costs a hash for each block."""
 
@@ -268,6 +271,7 @@ class MatchPrefix(Post):
     source: str | None = None
     """A request that begins with the same `tokens` tokens; None: none is in memory."""
     tokens: int = 0
+    """Without a source, one of the `points` that every shard reported for this prompt."""
     moves: bool = False
     """The cache of the source belongs to this request from now on; else it is copied."""
     prompt: Raw
@@ -281,6 +285,9 @@ class PrefixMatched(Event):
     kind = "prefix_matched"
     request: str
     tokens: int
+    points: Annotated[tuple[int, ...], Meta(max_length=MOST_POINTS)] = ()
+    """If layers have states: the numbers of tokens at which stored states can be restored, in
+    order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

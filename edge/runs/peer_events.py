@@ -50,8 +50,8 @@ class PeerEvents:
         self.swap_outs: Acks[PeerClient, str | None] = Acks()
         self.reservations: Acks[PeerClient, str | None] = Acks()
         """The reason why a peer could not swap out or reserve, or None."""
-        self.prefix_matches: Acks[PeerClient, int] = Acks()
-        """Tokens of a prompt that a peer has in its prefix cache."""
+        self.prefix_matches: Acks[PeerClient, messages.PrefixMatched] = Acks()
+        """What a peer has of a prompt in its prefix cache."""
         self._dead_links = DeadLinks()
         self._clock_ahead_s = math.inf
         """The local clock minus the sampler's, by the answer that arrived fastest."""
@@ -201,15 +201,18 @@ class PeerEvents:
             self._tell(events.DiskReserved(request=event.request, why_not=why_not))
 
     def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
-        matches = self.prefix_matches.add(event.request, client, event.tokens)
+        matches = self.prefix_matches.add(event.request, client, event)
         if matches is None:
             return
-        found = min(matches)  # only tokens that all shards have need not be computed
+        # Only tokens that all shards have need not be computed.
+        found = min(each.tokens for each in matches)
+        points = sorted(set.intersection(*(set(each.points) for each in matches)))
         answer = self._answers.get(event.request)
-        if answer is not None and found > most_found(len(answer.terms.prompt)):
+        if answer is not None:
             prompt = len(answer.terms.prompt)
-            raise ProtocolError(f"{found} tokens known of a prompt of {prompt}")
-        self._tell(events.PrefixFound(request=event.request, tokens=found))
+            if max(found, *points, 0) > most_found(prompt) or min(found, *points, 0) < 0:
+                raise ProtocolError(f"{max(found, *points)} tokens known of a prompt of {prompt}")
+        self._tell(events.PrefixFound(request=event.request, tokens=found, points=tuple(points)))
 
     def _on_waits(self, client: PeerClient, event: messages.Waits) -> None:
         receiver, sender = self._connections.seat_of(client), (event.stage, event.rank)

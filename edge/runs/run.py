@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.answers.answer import Answer, OnEnd
-from edge.answers.copies import HeldLayer, KvLayout
+from edge.answers.copies import KvLayout
 from edge.errors import EdgeError, PeerLostError, RequestError
 from edge.partition import Plan
 from edge.protocol.assignment import Copies
@@ -29,6 +29,7 @@ from edge.scheduling import events
 from edge.scheduling.decide import decide
 from edge.scheduling.orders import Work
 from edge.scheduling.state import SchedulingState
+from edge.weights.cache_layout import HeldLayer
 from edge.weights.formats import WeightFormat
 
 _log = logging.getLogger(__name__)

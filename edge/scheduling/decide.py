@@ -225,6 +225,11 @@ def _prefix_found(state: SchedulingState, found: PrefixFound) -> None:
         raise ValueError(
             f"a prefix of {found.tokens} tokens found for a prompt of {entry.prompt_tokens}"
         )
+    point = 0 if state.reuse is None or entry.asked else state.reuse.point(found.points)
+    if point > entry.point:
+        entry.point, entry.state = point, "coming"
+        state.come.append(entry.request)  # so that the peers are told
+        return
     entry.computed = 0 if state.reuse is None else state.reuse.matched(entry, found.tokens)
     if not entry.is_repeated:
         entry.singly = cut(entry.singly, entry.computed)

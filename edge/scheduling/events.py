@@ -91,6 +91,8 @@ class PrefixFound:
 
     request: str
     tokens: int
+    points: tuple[int, ...] = ()
+    """If layers have states: numbers of tokens at which every shard can restore them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,8 @@ SECRET = b"of an owner".ljust(32)
 def kept_in(
     memory: PrefixMemory, disk: PrefixStore | None = None, *, secret: bytes = SECRET
 ) -> PrefixStorage:
-    return PrefixStorage(memory=memory, disk=disk, secret=secret)
+    size = LIMITS.chunk_tokens
+    return PrefixStorage(memory=memory, disk=disk, secret=secret, disk_block_tokens=size)
 
 
 class HeldBackLink:
