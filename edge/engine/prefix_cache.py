@@ -38,22 +38,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
+from edge.errors import RequestError
 from edge.memory.recomputing import effort
 from edge.memory.step_memory import has_states
 from edge.models.attention import Attention
 from edge.offload import Pieces, PrefixMemory, PrefixPart, PrefixRecords, PrefixStore
 from edge.protocol.assignment import Assignment
-from edge.protocol.messages import MOST_POINTS
+from edge.protocol.messages import MOST_POINTS, MOST_PREFIX_TOKENS
 from edge.protocol.step import SHORTEST_STEP
 from edge.version import __version__
 from edge.weights.cache_layout import row_pieces, state_pieces
+from edge.weights.layout import ShardLayout
 from edge.weights.token_reads import packed_bytes_of_token
 
 MEMORY_BLOCK_TOKENS = 16
 """Tokens of a block in memory. Recomputing a shorter rest of a common prefix is as fast as asking
 for it."""
 
-DISK_BLOCK_TOKENS = 256
+DISK_BLOCK_TOKENS = MOST_PREFIX_TOKENS
+
+STATES = 0
+"""In place of the tokens of a block: a snapshot."""
 
 OWNER_DIGITS = 16
 """Digits of a device id in a block's key; fewer could be forged by trying keys."""
@@ -112,12 +117,16 @@ class _Chain:
             self._digests.append(self._tokens.digest())
         self._rest = known[whole:]
 
-    def keys(self, kind: str, end: int) -> Iterator[str]:
-        """Keys of what ends at token `end`, the own one first."""
+    def keys(self, kind: int, end: int) -> Iterator[str]:
+        """Keys of a block of so many tokens, or of a snapshot, that ends at token `end`; the own
+        one first."""
         for mac in self._macs:
             own = mac.copy()
-            own.update(kind.encode() + self._digests[end // self._every - 1])
+            own.update(b"%d" % kind + self._digests[end // self._every - 1])
             yield own.hexdigest()
+
+    def own_key(self, kind: int, end: int) -> str:
+        return next(self.keys(kind, end))
 
 
 @dataclass(slots=True)
@@ -130,17 +139,19 @@ class _Unkept:
     """Records of the blocks so far."""
     points: set[int] = field(default_factory=set)
     """Snapshots so far."""
+    has_ended: bool = False
+    """Its KV cache is kept, and nothing more is computed."""
 
 
 class _Form:
     """The pieces of a shard's blocks and snapshots, and arrays for one of them."""
 
-    def __init__(self, assignment: Assignment, program: KvStorage, tokens: int) -> None:
+    def __init__(self, layout: ShardLayout, program: KvStorage, tokens: int) -> None:
         """tokens: most in a block."""
         self._room = program.new_rows(tokens)
         self._states = program.new_states()
-        self._row_pieces = row_pieces(assignment.layout)
-        self._state_pieces = state_pieces(assignment.layout, len(self._states))
+        self._row_pieces = row_pieces(layout)
+        self._state_pieces = state_pieces(layout, len(self._states))
         names = list(dict.fromkeys(each.name for each in self._row_pieces))
         self.block = PrefixPart.of(names)
         self.snapshot = PrefixPart.of([*names, *(each.name for each in self._state_pieces)])
@@ -179,20 +190,21 @@ class PrefixCache:
     """The prefix cache of one session. Used by the compute thread; `close` it at the end."""
 
     def __init__(self, storage: PrefixStorage, assignment: Assignment) -> None:
-        self._secret, self._owner = storage.secret, storage.owner
+        self._storage = storage
+        self.secret, self._owner = storage.secret, storage.owner
         self._memory = _Place(storage.memory, MEMORY_BLOCK_TOKENS)
         self._disk = None
         if storage.disk is not None:
             self._disk = _Place(storage.disk, storage.disk_block_tokens)
-        self._places = [self._memory, *([self._disk] if self._disk else ())]
+        self.places: list[_Place] = [self._memory, *([self._disk] if self._disk else ())]
         whose = (storage.owner, *storage.trusted)
         self._whose = tuple(dict.fromkeys(each[:OWNER_DIGITS] for each in whose))
-        self._assignment = assignment
+        self.layout = assignment.layout
         self._facts = _facts(assignment)
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
         self._has_states = has_states(assignment.model, assignment.kv_dtype)
-        sizes = [place.size for place in self._places]
+        sizes = [place.size for place in self.places]
         self._every, self._largest = 1 if self._has_states else math.gcd(*sizes), max(sizes)
         recipe = assignment.weight_format.recipe
         self._token_bytes = packed_bytes_of_token(assignment.layout, recipe)
@@ -205,6 +217,25 @@ class PrefixCache:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="edge-kv-keep")
         self._writing: tuple[str, Future[bool]] | None = None
         """The request of which a block is being written, and whether the write succeeded."""
+
+    def chain(self, request: str) -> _Chain:
+        """The tokens of a matched request. Raises RequestError for another one."""
+        if request not in self._chains:
+            raise RequestError("the prefix of this request is not looked up")
+        return self._chains[request]
+
+    def piece_bytes(self, tokens: int) -> dict[str, int]:
+        """Bytes of each piece of so many tokens, after a match."""
+        assert self._form is not None
+        pieces = self._form.pieces(*self._form.room(1, states=True))
+        rows = self._form.block.names
+        return {k: v.nbytes * (tokens if k in rows else 1) for k, v in pieces.items()}
+
+    def store(self, request: str, kind: int, end: int, pieces: Pieces, cost: float = 0.0) -> bool:
+        """Store a block, or a snapshot, in memory. Returns False if there is no room. cost: of
+        computing it again; 0: after the block before, a snapshot from the start."""
+        key, cost = self.chain(request).own_key(kind, end), cost or self._cost(end, kind or end)
+        return self._memory.records.put(key, pieces, owner=self._owner, cost=cost)
 
     def match(
         self,
@@ -225,7 +256,7 @@ class PrefixCache:
         because a single one would be rounded differently than in a chunk. Blocks of the prompt are
         stored later, by `keep` and `close`.
         """
-        form = self._form = self._form or _Form(self._assignment, program, self._largest)
+        form = self._form = self._form or _Form(self.layout, program, self._largest)
         chain = _Chain(self._macs(program, salt), self._every)
         chain.add(0, prompt)
         if moved is not None:
@@ -250,27 +281,27 @@ class PrefixCache:
             return ()
         most = self._most(chain)
         covered = max(
-            len(self._blocks(form, each, chain, most)) * each.size for each in self._places
+            len(self._blocks(form, each, chain, most)) * each.size for each in self.places
         )
         found = [
             point
             for point in range(1, min(most, covered + self._largest) + 1)
             if any(
                 point // place.size * place.size <= covered
-                and self._find(place, chain, form.snapshot, _STATES, point)
-                for place in self._places
+                and self._find(place, chain, form.snapshot, STATES, point)
+                for place in self.places
             )
         ]
         return tuple(found[-MOST_POINTS:])
 
     def _restore(self, form: _Form, program: KvStorage, request: str, point: int) -> int:
         chain, found = self._chains[request], self._fill(form, program, request, 0, point)
-        for place in self._places:
+        for place in self.places:
             start = point // place.size * place.size
-            there = self._find(place, chain, form.snapshot, _STATES, point)
+            there = self._find(place, chain, form.snapshot, STATES, point)
             rows, states = form.room(point - start, states=True)
             is_covered = start <= found and there
-            if is_covered and form.read(place, there, self._secret, rows, states):
+            if is_covered and form.read(place, there, self.secret, rows, states):
                 program.put_rows(request, start, rows)
                 program.put_states(request, point, states)
                 place.records.use(there, self._cost(point, place.size))
@@ -283,82 +314,84 @@ class PrefixCache:
         chain, found = self._chains[request], known
         if not form.block.names:
             return most
-        for place in self._places:
+        for place in self.places:
             size = place.size
             there = self._blocks(form, place, chain, most)
             first = [each for ids in there for each in ids]
             place.records.use(first, self._cost(len(there) * size, size))
             rows, _states = form.room(size)
             for number in range(found // size, len(there)):
-                if not form.read(place, there[number], self._secret, rows):
+                if not form.read(place, there[number], self.secret, rows):
                     break
                 program.put_rows(request, number * size, rows)
                 found = (number + 1) * size
         return found
 
-    def keep(self, program: KvStorage) -> None:
-        """Begin to write a computed block or snapshot, unless a write is under way.
+    def keep(self, program: KvStorage) -> Future[bool] | None:
+        """Begin to write a computed block or snapshot, unless a write is under way. Returns the
+        write that it has begun.
 
-        Called between steps and before `forget`. The content is copied; the call does not wait for
-        the disk.
+        Called between steps, before `forget`, and after it where a KV cache is kept. The content is
+        copied; the call does not wait for the disk.
         """
         disk, form = self._disk, self._form
         if disk is None or form is None or not self._unkept or not self._is_idle():
-            return
-        for request, unkept in self._unkept.items():
-            chain = self._chains[request]
-            while (end := unkept.end + disk.size) <= len(chain):
-                there = self._find(disk, chain, form.block, disk.size, end)
-                if not there:
-                    break
-                unkept.before += there
-                unkept.end = end
-            if end <= len(chain):
-                rows = program.rows(request, unkept.end, end)
-                if rows is not None:
-                    self._write(form, disk, request, disk.size, end, rows)
-                    unkept.end = end
-                    return
-            for point in program.saved(request) if self._has_states else ():
-                start = point // disk.size * disk.size
-                if point in unkept.points or point > len(chain) or start > unkept.end:
-                    continue
-                unkept.points.add(point)
-                rows, states = program.rows(request, start, point), program.states(request, point)
-                if (
-                    rows is not None
-                    and states is not None
-                    and not self._find(disk, chain, form.snapshot, _STATES, point)
-                ):
-                    self._write(form, disk, request, _STATES, point, rows, states)
-                    return
+            return None
+        for request, unkept in list(self._unkept.items()):
+            if self._keep_next(form, disk, program, request, unkept) and self._writing:
+                return self._writing[1]
+            if unkept.has_ended:
+                del self._unkept[request]
+        return None
+
+    def _keep_next(
+        self, form: _Form, disk: _Place, program: KvStorage, request: str, unkept: _Unkept
+    ) -> bool:
+        """Begin to write what is missing of a request. Returns whether there was anything."""
+        chain = self._chains[request]
+        while (end := unkept.end + disk.size) <= len(chain):
+            there = self._find(disk, chain, form.block, disk.size, end)
+            if not there and not self._write(form, disk, program, request, disk.size, end):
+                break
+            unkept.end = end
+            if not there:
+                return True
+            unkept.before += there
+        for point in program.saved(request) if self._has_states else ():
+            if point in unkept.points or point > min(len(chain), unkept.end + disk.size - 1):
+                continue
+            unkept.points.add(point)
+            is_there = self._find(disk, chain, form.snapshot, STATES, point)
+            if not is_there and self._write(form, disk, program, request, STATES, point):
+                return True
+        return False
 
     def _write(
-        self,
-        form: _Form,
-        disk: _Place,
-        request: str,
-        kind: int,
-        end: int,
-        rows: Arrays,
-        states: Arrays | None = None,
-    ) -> None:
-        """Copy a block or a snapshot that ends at token `end`, and begin to write it."""
-        copies, of_states = form.room(kind or end % disk.size, states=states is not None)
-        for into, some in zip((*copies, *of_states), (*rows, *(states or ())), strict=True):
+        self, form: _Form, disk: _Place, program: KvStorage, request: str, kind: int, end: int
+    ) -> bool:
+        """Copy a block or a snapshot that ends at token `end`, and begin to write it. Returns False
+        if it is not computed."""
+        content = _content(program, request, disk.size, kind, end)
+        if content is None:
+            return False
+        copies = form.room(content.tokens, states=kind == STATES)
+        for into, some in zip(
+            (*copies[0], *copies[1]), (*content.rows, *content.states), strict=True
+        ):
             into[...] = some
-        pieces, unkept = form.pieces(copies, of_states), self._unkept[request]
-        key = next(self._chains[request].keys(f"{kind}", end))
+        pieces, unkept = form.pieces(*copies), self._unkept[request]
+        key = self._chains[request].own_key(kind, end)
         before, cost = tuple(unkept.before), self._cost(end, disk.size)
 
         def put() -> bool:
-            is_kept = disk.records.put(key, pieces, self._secret, self._owner, cost)
+            is_kept = disk.records.put(key, pieces, self.secret, self._owner, cost)
             disk.records.use(before, cost)  # so that they are not evicted first
             return is_kept
 
-        if kind != _STATES:
+        if kind != STATES:
             unkept.before.append(form.block.record(key))
         self._writing = (request, self._writer.submit(put))
+        return True
 
     def forget(self, request: str, *, kept_tokens: int = 0, answer: Sequence[int] = ()) -> None:
         """The request has ended. kept_tokens: tokens of its KV cache that stay in the program;
@@ -369,6 +402,7 @@ class PrefixCache:
             chain.add(kept_tokens - len(answer), answer)
             self._chains[request] = chain
             if unkept is not None:
+                unkept.has_ended = True
                 self._unkept[request] = unkept
 
     def close(self, program: KvStorage | None = None) -> None:
@@ -383,42 +417,39 @@ class PrefixCache:
         """Store the blocks of a request, last block first, so that later ones are evicted earlier;
         and its snapshots."""
         (memory, size), chain = self._memory, self._chains[request]
-        assert isinstance(memory, PrefixMemory)
-        first_rows = program.rows(request, 0, size)
+        first = _content(program, request, size, size, size)
         count = 0
-        if first_rows:
-            most = memory.most_blocks(form.pieces(first_rows), self._owner)
+        if first is not None and first.rows:
+            most = self._storage.memory.most_blocks(form.pieces(first.rows), self._owner)
             count = min(len(chain) // size, most)
-        cost: float | None = None
+        cost = 0.0
         for end in range(count * size, 0, -size):
             there = self._find(self._memory, chain, form.block, size, end)
-            rows = None if there else program.rows(request, end - size, end)
-            if not there and rows is None:
+            content = None if there else _content(program, request, size, size, end)
+            if not there and content is None:
                 continue
-            if cost is None:  # the last block
-                cost = self._cost(end, size)
-            key = next(chain.keys(f"{size}", end))
-            if there:
-                memory.use(there, cost)
-            elif not memory.put(key, form.pieces(rows or ()), owner=self._owner, cost=cost):
+            cost = cost or self._cost(end, size)  # of the last block
+            memory.use(there, cost)
+            if there or content is None:
+                continue
+            if not self.store(request, size, end, form.pieces(content.rows), cost):
                 return
         for point in program.saved(request) if self._has_states else ():
-            if point > len(chain) or self._find(self._memory, chain, form.snapshot, _STATES, point):
-                continue
-            rows = program.rows(request, point // size * size, point)
-            states = program.states(request, point)
-            if rows is not None and states is not None:
-                pieces, key = form.pieces(rows, states), next(chain.keys(f"{_STATES}", point))
-                memory.put(key, pieces, owner=self._owner, cost=self._cost(point, point))
+            content = _content(program, request, size, STATES, point)
+            is_new = point <= len(chain) and not self._find(
+                self._memory, chain, form.snapshot, STATES, point
+            )
+            if content is not None and is_new:
+                self.store(request, STATES, point, form.pieces(content.rows, content.states))
 
     def _find(
         self, place: _Place, chain: _Chain, part: PrefixPart, kind: int, end: int
     ) -> tuple[str, ...]:
         """The records of a block of `kind` tokens, or of a snapshot, that ends at token `end`; of
         the first device that has all pieces."""
-        if kind != _STATES and not part.names:
+        if kind != STATES and not part.names:
             return ("",)  # nothing is kept of tokens
-        found = (place.records.find(key, part, self._secret) for key in chain.keys(f"{kind}", end))
+        found = (place.records.find(key, part, self.secret) for key in chain.keys(kind, end))
         return next(filter(None, found), ())
 
     def _blocks(
@@ -462,7 +493,7 @@ class PrefixCache:
         facts = f"{self._facts} {program.cache_digest}"
         return [
             hmac.new(
-                self._secret,
+                self.secret,
                 f"{facts} {whose} {salt}\0".encode("utf-8", "surrogatepass"),
                 hashlib.sha256,
             )
@@ -470,8 +501,19 @@ class PrefixCache:
         ]
 
 
-_STATES = 0
-"""In place of the tokens of a block: a snapshot."""
+class _Content(NamedTuple):
+    tokens: int
+    rows: Arrays
+    states: Arrays
+
+
+def _content(program: KvStorage, request: str, size: int, kind: int, end: int) -> _Content | None:
+    """A block of `kind` tokens, or the snapshot behind whole blocks of `size` tokens, that ends at
+    token `end`; None if it is not computed, or not there any more."""
+    tokens = kind or end % size
+    rows = program.rows(request, end - tokens, end)
+    states = program.states(request, end) if kind == STATES else ()
+    return None if rows is None or states is None else _Content(tokens, rows, states)
 
 
 def _facts(assignment: Assignment) -> str:

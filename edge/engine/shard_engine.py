@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from edge.engine.further_drafter import FurtherHeadDrafter, load_further
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.kv_copies import KvCopies, KvCopyQuota, KvCopyQuotaShare, put_copy
 from edge.engine.prefix_cache import PrefixCache, PrefixStorage
+from edge.engine.prefix_pieces import StoredPieces
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
@@ -47,6 +49,8 @@ from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
 
 _log = logging.getLogger(__name__)
+
+Stored = TypeVar("Stored")
 
 NO_TERMS: Mapping[str, SamplingTerms] = {}
 NO_MASKS: Mapping[str, Sequence[PackedMask]] = {}
@@ -108,6 +112,7 @@ class ShardEngine:
         )
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
+        self._pieces: StoredPieces | None = None
         self._copies = (
             None
             if assignment.copies_kv == "none"
@@ -140,6 +145,7 @@ class ShardEngine:
         """
         if prefixes is not None:
             self._prefixes = PrefixCache(prefixes, self.assignment)
+            self._pieces = StoredPieces(self._prefixes)
 
         def work() -> int:
             self._program = self._program or backend.load(
@@ -366,6 +372,17 @@ class ShardEngine:
 
         self._post(work)
 
+    def stored_prefix(self, work: Callable[[StoredPieces], Stored]) -> Future[Stored]:
+        """Work on the stored pieces of prefixes, after everything queued so far. Raises
+        RequestError if there is no prefix cache."""
+
+        def guarded() -> Stored:
+            if self._pieces is None or self._is_over:
+                raise RequestError("this shard has no prefix cache")
+            return work(self._pieces)
+
+        return self._thread.call(guarded)
+
     def put_kv(self, request: str, first: int, tokens: Sequence[int], rows: Buffer) -> Future[None]:
         """Restore keys and values of tokens that follow the request's cached ones; see `KvRows`.
 
@@ -422,10 +439,18 @@ class ShardEngine:
                     self._prefixes.forget(request, kept_tokens=kept_tokens, answer=said)
                 if kept_tokens:
                     self._program.keep(request, kept_tokens)
+                    self._keep_prefixes(self._program)
                 else:
                     self._program.release(request)
 
         self._thread.post(work)
+
+    def _keep_prefixes(self, program: StageProgram | None) -> None:
+        """Store what is kept of ended requests on disk, also where no step follows."""
+        if self._prefixes is None or program is None or self._is_over:
+            return
+        if (writing := self._prefixes.keep(program)) is not None:
+            writing.add_done_callback(lambda _done: self._post(self._keep_prefixes))
 
     def close(self, *, parks: bool = False) -> StageProgram | None:
         """End the waits and the compute thread, and free everything. Blocks until that is done.

@@ -96,6 +96,13 @@ class PrefixFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMoved:
+    """Devices have got what they lacked of a prefix, which is looked up again."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskReserved:
     """Every shard has reserved disk for a request; or one could not, and `why_not` says why."""
 
@@ -111,4 +118,13 @@ class SwapOutDone:
     why_not: str | None = None
 
 
-Event = Submitted | Guessed | Cancelled | Answered | PrefixFound | DiskReserved | SwapOutDone
+Event = (
+    Submitted
+    | Guessed
+    | Cancelled
+    | Answered
+    | PrefixFound
+    | PrefixMoved
+    | DiskReserved
+    | SwapOutDone
+)

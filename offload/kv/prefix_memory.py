@@ -92,6 +92,9 @@ class PrefixMemory(PrefixRecords):
             begin += size
         return True
 
+    def _sizes_of(self, id: str, secret: bytes) -> Mapping[str, int]:
+        return dict(zip(self._names_of(id, secret), self._contents[id][1], strict=True))
+
     def _delete(self, id: str) -> None:
         del self._contents[id]
 

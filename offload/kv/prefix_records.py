@@ -99,6 +99,8 @@ class PrefixRecords(ABC):
             for id in ids:
                 names = self._names_of(id, secret) if id in self._sizes else ()
                 wanted = {name: left.pop(name) for name in names if name in left}
+                if not wanted and id in self._sizes:
+                    continue
                 # Pieces of some states are columns of an array.
                 filled = {name: np.ascontiguousarray(each) for name, each in wanted.items()}
                 if not self._fill(id, {k: as_bytes(each) for k, each in filled.items()}, secret):
@@ -108,6 +110,22 @@ class PrefixRecords(ABC):
                     if array is not filled[name]:
                         array[...] = filled[name]
             return not left
+
+    def sizes(self, key: str, secret: bytes = b"") -> dict[str, int]:
+        """Bytes of all pieces of this key."""
+        with self._mutex:
+            sizes: dict[str, int] = {}
+            for id in tuple(self._of_key.get(key, ())):
+                sizes |= self._sizes_of(id, secret)
+            return sizes
+
+    def take(
+        self, key: str, names: Collection[str], secret: bytes = b""
+    ) -> dict[str, NDArray[np.uint8]]:
+        """Copies of those of these pieces that are stored."""
+        sizes = self.sizes(key, secret)
+        into = {name: np.empty(sizes[name], np.uint8) for name in names if name in sizes}
+        return into if self.read(tuple(self._of_key.get(key, ())), into, secret) else {}
 
     @abstractmethod
     def put(
@@ -121,6 +139,10 @@ class PrefixRecords(ABC):
     @abstractmethod
     def _fill(self, id: str, into: Mapping[str, NDArray[np.uint8]], secret: bytes) -> bool:
         """Fill these arrays. Returns False for a record that is damaged or has other sizes."""
+
+    @abstractmethod
+    def _sizes_of(self, id: str, secret: bytes) -> Mapping[str, int]:
+        """Bytes of a record's pieces; empty if it cannot be read."""
 
     @abstractmethod
     def _delete(self, id: str) -> None:

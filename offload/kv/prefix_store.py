@@ -190,16 +190,19 @@ class PrefixStore(PrefixRecords):
     def _names_of(self, id: str, secret: bytes) -> tuple[str, ...]:
         digest = id[-PART_DIGITS:]
         if digest not in self._names:
-            try:
-                with self._path(id).open("rb") as file:
-                    names = tuple(_Sealed(file, id, secret).sizes)
-            except (OSError, InvalidTag, ValueError):
-                names = ()
+            names = tuple(self._sizes_of(id, secret))
             if PrefixPart.of(names).digest != digest:
                 self._remove(id)
                 return ()
             self._names[digest] = names
         return self._names[digest]
+
+    def _sizes_of(self, id: str, secret: bytes) -> Mapping[str, int]:
+        try:
+            with self._path(id).open("rb") as file:
+                return _Sealed(file, id, secret).sizes
+        except (OSError, InvalidTag, ValueError):
+            return {}
 
     def _fill(self, id: str, into: Mapping[str, NDArray[np.uint8]], secret: bytes) -> bool:
         if id not in self._sizes:
