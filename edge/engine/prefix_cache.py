@@ -28,6 +28,7 @@ import hashlib
 import hmac
 import json
 import math
+import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
@@ -273,26 +274,36 @@ class PrefixCache:
             return self._restore(form, program, request, point) if is_new else known
         return self._fill(form, program, request, known, most)
 
-    def points(self, request: str) -> tuple[int, ...]:
-        """The numbers of tokens of a matched prompt at which its states can be restored, in
-        order."""
+    def points(self, request: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """`PrefixMatched.points` and `stored` of a matched prompt."""
         form, chain = self._form, self._chains[request]
-        if form is None or not self._has_states:
-            return ()
+        assert form is not None
         most = self._most(chain)
+        if not self._has_states:
+            return (), (max(self._stored(place, chain, most) for place in self.places),)
         covered = max(
             len(self._blocks(form, each, chain, most)) * each.size for each in self.places
         )
-        found = [
-            point
-            for point in range(1, min(most, covered + self._largest) + 1)
+        points, stored = [], []
+        for point in range(1, most + 1):
+            keys = tuple(chain.keys(STATES, point))
+            there = [each for each in self.places if any(map(each.records.has, keys))]
+            stored += [point] if there else []
             if any(
                 point // place.size * place.size <= covered
                 and self._find(place, chain, form.snapshot, STATES, point)
-                for place in self.places
-            )
-        ]
-        return tuple(found[-MOST_POINTS:])
+                for place in there
+            ):
+                points.append(point)
+        return tuple(points[-MOST_POINTS:]), tuple(stored[-MOST_POINTS:])
+
+    def _stored(self, place: _Place, chain: _Chain, most: int) -> int:
+        """Tokens of the blocks of which there is any record."""
+        ends = range(place.size, most + 1, place.size)
+        there = takewhile(
+            lambda end: any(map(place.records.has, chain.keys(place.size, end))), ends
+        )
+        return max(there, default=0)
 
     def _restore(self, form: _Form, program: KvStorage, request: str, point: int) -> int:
         chain, found = self._chains[request], self._fill(form, program, request, 0, point)
@@ -405,12 +416,16 @@ class PrefixCache:
                 unkept.has_ended = True
                 self._unkept[request] = unkept
 
-    def close(self, program: KvStorage | None = None) -> None:
+    def close(self, program: KvStorage | None = None, *, within_s: float | None = None) -> None:
         """Wait for the write under way. With a program, store its KV caches in memory, as far as
-        there is room."""
+        there is room. within_s: begin no further one after that, and with the newest."""
         self._writer.shutdown()
-        if program is not None and self._form is not None:
-            for request in self._chains:
+        if program is None or self._form is None:
+            return
+        end_s = math.inf if within_s is None else time.monotonic() + within_s
+        # What is stored last is evicted last.
+        for request in list(self._chains) if within_s is None else reversed(self._chains):
+            if time.monotonic() < end_s:
                 self._keep_in_memory(self._form, program, request)
 
     def _keep_in_memory(self, form: _Form, program: KvStorage, request: str) -> None:

@@ -52,6 +52,9 @@ _log = logging.getLogger(__name__)
 
 Stored = TypeVar("Stored")
 
+STORED_WITHIN_S = 0.2
+"""Seconds in which prefixes are stored while replies wait for another plan."""
+
 NO_TERMS: Mapping[str, SamplingTerms] = {}
 NO_MASKS: Mapping[str, Sequence[PackedMask]] = {}
 
@@ -356,6 +359,7 @@ class ShardEngine:
             if source is not None:
                 found = program.take(request, source, tokens, moves=moves)
             points: tuple[int, ...] = ()
+            stored: tuple[int, ...] = ()
             if self._prefixes is not None:
                 found = self._prefixes.match(
                     program,
@@ -367,8 +371,10 @@ class ShardEngine:
                     point=tokens if source is None else 0,
                 )
                 if source is None and not tokens:
-                    points = self._prefixes.points(request)
-            self._report(messages.PrefixMatched(request=request, tokens=found, points=points))
+                    points, stored = self._prefixes.points(request)
+            self._report(
+                messages.PrefixMatched(request=request, tokens=found, points=points, stored=stored)
+            )
 
         self._post(work)
 
@@ -525,7 +531,8 @@ class ShardEngine:
         if self._prefixes is None:
             return
         try:
-            self._prefixes.close(self._program if self._is_sound else None)
+            program = self._program if self._is_sound else None
+            self._prefixes.close(program, within_s=STORED_WITHIN_S if self._parks else None)
         except Exception:  # back ends raise errors of their libraries
             _log.info("prefixes were not cached", exc_info=True)
 

@@ -292,6 +292,9 @@ class PrefixMatched(Event):
     points: Annotated[tuple[int, ...], Meta(max_length=MOST_POINTS)] = ()
     """If layers have states: the numbers of tokens at which stored states can be restored, in
     order."""
+    stored: Annotated[tuple[int, ...], Meta(max_length=MOST_POINTS)] = ()
+    """Up to so many tokens of the prompt, the device has stored something for any shard: one
+    number, or if layers have states, those at which it has some, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

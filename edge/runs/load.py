@@ -59,7 +59,7 @@ async def load_model(
         on_end=on_end,
         copies=load.copies,
         kv_is_rounded=load.kv_dtype != "float32",
-        exchange_rates=load.exchange_rates,
+        exchange_facts=load.exchange_facts,
     )
     if load.spot_check:
         infos = {peer.name: peer for peer in peers}

@@ -31,14 +31,18 @@ from edge.scheduling.prefixes import FEWEST_TOKENS
 
 Pieces = NDArray[np.uint32]
 
+_MOST_TRIALS = 3
+"""Numbers of tokens that are tried, the largest first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeRates:
-    """Predicted rates, by which moving is compared with computing."""
+class ExchangeFacts:
+    """Predicted rates, by which moving is compared with computing, and the kind of model."""
 
     bytes_per_s: float
     """The rate of the slowest link that pieces may take."""
     prompt_tokens_per_s: float
+    has_states: bool
 
     def pays(self, num_bytes: int, tokens: int) -> bool:
         """Whether moving so many bytes, to this device and from it, takes less than computing."""
@@ -102,41 +106,41 @@ class _Move:
 class PrefixExchange:
     """Moves stored pieces between the devices of one run."""
 
-    def __init__(self, connections: Connections, rates: ExchangeRates) -> None:
-        self._connections, self._rates = connections, rates
+    def __init__(self, connections: Connections, facts: ExchangeFacts) -> None:
+        self._connections, self._facts = connections, facts
 
     async def even_out(self, request: str, found: Mapping[Seat, PrefixMatched]) -> bool:
-        """Give devices what they lack of a prefix that others have found. Returns whether anything
+        """Give devices what they lack of a prefix that others have stored. Returns whether anything
         was moved. Raises EdgeError if a device refuses or is lost."""
-        known = min(each.tokens for each in found.values())
-        tokens = max(each.tokens for each in found.values())
-        every = [set(each.points) for each in found.values()]
-        point = max(set.union(*every), default=0)
-        if point:
-            known, tokens = max(set.intersection(*every), default=0), point
-        if tokens - known < FEWEST_TOKENS:
-            return False
-        lacking = [
-            seat
-            for seat, each in found.items()
-            if (point not in each.points if point else each.tokens < tokens)
-        ]
-        moves = [await self._move(request, seat, list(found), tokens, point) for seat in lacking]
-        tokens = min((move.tokens for move in moves if move is not None), default=0)
-        gained = tokens - known
-        if None in moves or gained < FEWEST_TOKENS or (point and tokens < point):
-            return False
-        num_bytes = sum(move.num_bytes for move in moves if move is not None)
-        if not self._rates.pays(num_bytes, gained):
-            return False
-        await gather_all(self._carry_out(request, move) for move in moves if move is not None)
-        return True
+        stored = set().union(*(each.stored for each in found.values()))
+        if self._facts.has_states:
+            known = max(set.intersection(*(set(each.points) for each in found.values())), default=0)
+        else:
+            known = min(each.tokens for each in found.values())
+        useful = (each for each in stored if each - known >= FEWEST_TOKENS)
+        for tokens in sorted(useful, reverse=True)[:_MOST_TRIALS]:
+            lacking = [
+                seat
+                for seat, each in found.items()
+                if (tokens not in each.points if self._facts.has_states else each.tokens < tokens)
+            ]
+            moves = [await self._move(request, seat, list(found), tokens) for seat in lacking]
+            gained = min((move.tokens for move in moves if move is not None), default=0) - known
+            if None in moves or gained < FEWEST_TOKENS:
+                continue
+            num_bytes = sum(move.num_bytes for move in moves if move is not None)
+            if not self._facts.pays(num_bytes, gained):
+                continue
+            await gather_all(self._carry_out(request, move) for move in moves if move is not None)
+            return True
+        return False
 
     async def _move(
-        self, request: str, seat: Seat, seats: Sequence[Seat], tokens: int, point: int
+        self, request: str, seat: Seat, seats: Sequence[Seat], tokens: int
     ) -> _Move | None:
         """What this shard lacks of a prefix, as long as others have all of it; None if they do
         not."""
+        point = tokens if self._facts.has_states else 0
         held = dict(zip(seats, await gather_all(
             self._held(each, request, seat, point) for each in seats
         ), strict=True))  # fmt: skip

@@ -18,7 +18,7 @@ from edge.protocol.step import StepLimits
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
-from edge.runs.prefix_exchange import ExchangeRates
+from edge.runs.prefix_exchange import ExchangeFacts
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.further import FurtherHead, further_of
@@ -49,7 +49,7 @@ class ResolvedLoad:
     """The share of steps after which a peer proves its arithmetic again."""
     expected: Mapping[str, ExpectedStep] = field(default_factory=dict)
     """Predicted times of the devices' steps, by id, where a prediction exists."""
-    exchange_rates: ExchangeRates | None = None
+    exchange_facts: ExchangeFacts | None = None
     """For stored prefixes that some devices lack; None: these are computed."""
 
     @classmethod
@@ -79,7 +79,7 @@ class ResolvedLoad:
             trusted=options.trusted,
             spot_check=options.spot_check,
             expected=proposal.expected_steps(proposal.context_tokens),
-            exchange_rates=_exchange_rates(proposal, options),
+            exchange_facts=_exchange_facts(proposal, options),
         )
 
     def layout(self, seat: Seat) -> ShardLayout:
@@ -91,7 +91,7 @@ class ResolvedLoad:
         return further_of(self.spec, self.plan, seat, self.weight_format)
 
 
-def _exchange_rates(proposal: Proposal, options: LoadOptions) -> ExchangeRates | None:
+def _exchange_facts(proposal: Proposal, options: LoadOptions) -> ExchangeFacts | None:
     """The predicted rates; None where stored prefixes are not exchanged: with one device, rounded
     keys and values, whose scales are each shard's own, or `batch_invariant`.
 
@@ -110,4 +110,8 @@ def _exchange_rates(proposal: Proposal, options: LoadOptions) -> ExchangeRates |
     tokens_per_s = USUAL_TOKENS_PER_S
     if whole is not None:
         tokens_per_s = proposal.context_tokens / whole.first_token_s
-    return ExchangeRates(bytes_per_s=min(rates), prompt_tokens_per_s=tokens_per_s)
+    return ExchangeFacts(
+        bytes_per_s=min(rates),
+        prompt_tokens_per_s=tokens_per_s,
+        has_states=any(kind.state_bytes for kind in proposal.model.kinds),
+    )

@@ -23,7 +23,7 @@ from edge.protocol.topology import Place, Seat
 from edge.runs.connections import Connections
 from edge.runs.order_sender import OrderSender
 from edge.runs.peer_events import PeerEvents
-from edge.runs.prefix_exchange import ExchangeRates, PrefixExchange
+from edge.runs.prefix_exchange import ExchangeFacts, PrefixExchange
 from edge.runs.spot_checks import SpotChecks
 from edge.runs.under_way import AnswersUnderWay
 from edge.scheduling import events
@@ -52,9 +52,9 @@ class PlanRun:
         on_end: OnEnd,
         copies: Copies = "none",
         kv_is_rounded: bool = False,
-        exchange_rates: ExchangeRates | None = None,
+        exchange_facts: ExchangeFacts | None = None,
     ) -> None:
-        """copies: which keys and values the peers send copies of. exchange_rates: for stored
+        """copies: which keys and values the peers send copies of. exchange_facts: for stored
         prefixes that some devices lack; None: these are computed."""
         self.plan = plan
         self.held: dict[Seat, tuple[HeldLayer, ...]] = {}
@@ -73,8 +73,8 @@ class PlanRun:
         self._peer_events = PeerEvents(
             self._connections, self._answers, tell=self._tell, fail=self.fail
         )
-        if exchange_rates is not None:
-            self._peer_events.exchange = PrefixExchange(self._connections, exchange_rates)
+        if exchange_facts is not None:
+            self._peer_events.exchange = PrefixExchange(self._connections, exchange_facts)
         self._sender = OrderSender(self._connections, self._answers, self._peer_events)
         self._spot_checks: SpotChecks | None = None
         self._state: SchedulingState | None = None

@@ -111,6 +111,11 @@ class PrefixRecords(ABC):
                         array[...] = filled[name]
             return not left
 
+    def has(self, key: str) -> bool:
+        """Whether there is any record of this key."""
+        with self._mutex:
+            return key in self._of_key
+
     def sizes(self, key: str, secret: bytes = b"") -> dict[str, int]:
         """Bytes of all pieces of this key."""
         with self._mutex:

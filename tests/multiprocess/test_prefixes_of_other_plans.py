@@ -65,12 +65,16 @@ def test_devices_take_what_they_have_stored_and_get_the_rest_from_others(
     tiny_checkpoint: Callable[..., TinyCheckpoint], family: str, has_states: bool, tmp_path: Path
 ) -> None:
     """One was the whole model. Then it has half of the layers and another device, which is new, the
-    rest; and then each has some heads of every layer, of which it had half."""
+    rest. And where each had half of the layers only, it has some heads of all layers then."""
     asked = Asked(tiny_checkpoint(family), tmp_path)
     stored = 296 if has_states else 256
     assert asked.on(("solo", "a")) == [0]
-    found = asked.on(("pipeline_2", "ab"), ("tensor_2", "ba"))
-    assert all(each >= stored for each in found)
+    (joined,) = asked.on(("pipeline_2", "ab"))
+    assert joined >= stored
+    asked = Asked(tiny_checkpoint(family), tmp_path / "again")
+    first, *found = asked.on(("pipeline_2", "ab"), ("tensor_2", "ba"), ("pipeline_2", "ba"))
+    assert first == 0
+    assert all(each >= 288 for each in found), "in memory, in blocks of 16 tokens"
 
 
 def test_after_a_loss_a_prompt_is_found_on_the_device_that_is_left(

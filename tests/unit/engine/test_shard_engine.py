@@ -246,7 +246,7 @@ def test_answers_are_stored_on_disk_without_a_further_step(tmp_path: Path) -> No
     longer = np.asarray([*prompt, *answer, 7, 8], "<i4")
     with linked(PLANS["solo"], places=lambda _seat: kept_in(PrefixMemory(), store)) as found:
         matched = found.each(lambda each: each.match_prefix("r", longer))
-    assert matched == [PrefixMatched(request="r", tokens=3 * size)]
+    assert matched == [PrefixMatched(request="r", tokens=3 * size, stored=(3 * size,))]
 
 
 @pytest.mark.parametrize(
