@@ -1,10 +1,7 @@
 """Prefix cache: what earlier requests computed on this peer, found again by a prompt's tokens.
 
-A block's key is an HMAC, by the owner's secret, of all tokens up to its end and of everything else
-that its keys and values depend on, but not of the plan: pieces are told apart by layer and head,
-and a shard takes those that it has. With `batch_invariant` the plan is in the key, because sums of
-another split differ in their last bits. Without the secret nobody learns that a block exists.
-Devices may share a secret: the key also contains the device that stored the block, known by its
+Blocks outlive the plan that computed them. A shard of another plan takes the pieces of its layers
+and heads. Devices may share a secret: a key contains the device that stored the block, known by its
 certificate, so that a device only reads its own blocks and those of devices that it trusts.
 
 If layers have states, a prompt continues from a snapshot: the states at a point where scheduling
@@ -14,42 +11,34 @@ a model has a snapshot at each of these points, also one whose own layers have n
 In memory, blocks are small. They are copied when a session ends; until then its own KV cache has
 them. The caller decides how many tokens to use.
 
-On disk, blocks are larger. A thread writes them while their request is computed. Blocks that the
-disk does not take before the request ends are dropped, unless its KV cache is kept. One block
-buffer is allocated, for reads and writes.
+On disk, blocks are larger. A thread writes them while their request is computed, and while its KV
+cache is kept. Blocks that the disk does not take before are dropped.
 
 Eviction goes by the cost of recomputing a block: larger models and later blocks cost more.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
-import json
 import math
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from edge.backends.interface import KvStorage
+from edge.engine.prefix_content import PrefixForm, computed
+from edge.engine.prefix_keys import STATES, TokenChain, prefix_facts
 from edge.errors import RequestError
 from edge.memory.recomputing import effort
 from edge.memory.step_memory import has_states
-from edge.models.attention import Attention
 from edge.offload import Pieces, PrefixMemory, PrefixPart, PrefixRecords, PrefixStore
 from edge.protocol.assignment import Assignment
 from edge.protocol.messages import MOST_POINTS, MOST_PREFIX_TOKENS
 from edge.protocol.step import SHORTEST_STEP
-from edge.version import __version__
-from edge.weights.cache_layout import row_pieces, state_pieces
-from edge.weights.layout import ShardLayout
 from edge.weights.token_reads import packed_bytes_of_token
 
 MEMORY_BLOCK_TOKENS = 16
@@ -58,13 +47,8 @@ for it."""
 
 DISK_BLOCK_TOKENS = MOST_PREFIX_TOKENS
 
-STATES = 0
-"""In place of the tokens of a block: a snapshot."""
-
 OWNER_DIGITS = 16
 """Digits of a device id in a block's key; fewer could be forged by trying keys."""
-
-Arrays = Sequence[NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,48 +72,6 @@ class _Place(NamedTuple):
     """Tokens of a block."""
 
 
-class _Chain:
-    """The tokens of one request, as digests of its beginnings."""
-
-    def __init__(self, macs: Sequence[hmac.HMAC], every: int) -> None:
-        """macs: of everything but the tokens, for the own device and those that it trusts. every:
-        beginnings have a multiple of so many tokens."""
-        self._macs = macs
-        self._every = every
-        self._tokens = hashlib.sha256()
-        self._rest: tuple[int, ...] = ()
-        """Tokens after the last digest."""
-        self._digests: list[bytes] = []
-
-    def __len__(self) -> int:
-        """Number of tokens."""
-        return len(self._digests) * self._every + len(self._rest)
-
-    def add(self, position: int, tokens: Sequence[int]) -> None:
-        """Add tokens from `position` on. Ignored if they leave a gap or are known already."""
-        first, size = len(self) - len(self._rest), self._every
-        if not first <= position <= len(self):
-            return
-        known = (*self._rest[: position - first], *tokens)
-        whole = len(known) // size * size
-        packed = np.asarray(known[:whole], "<i8").tobytes()
-        for begin in range(0, len(packed), 8 * size):
-            self._tokens.update(packed[begin : begin + 8 * size])
-            self._digests.append(self._tokens.digest())
-        self._rest = known[whole:]
-
-    def keys(self, kind: int, end: int) -> Iterator[str]:
-        """Keys of a block of so many tokens, or of a snapshot, that ends at token `end`; the own
-        one first."""
-        for mac in self._macs:
-            own = mac.copy()
-            own.update(b"%d" % kind + self._digests[end // self._every - 1])
-            yield own.hexdigest()
-
-    def own_key(self, kind: int, end: int) -> str:
-        return next(self.keys(kind, end))
-
-
 @dataclass(slots=True)
 class _Unkept:
     """How much of a request is on disk."""
@@ -142,49 +84,6 @@ class _Unkept:
     """Snapshots so far."""
     has_ended: bool = False
     """Its KV cache is kept, and nothing more is computed."""
-
-
-class _Form:
-    """The pieces of a shard's blocks and snapshots, and arrays for one of them."""
-
-    def __init__(self, layout: ShardLayout, program: KvStorage, tokens: int) -> None:
-        """tokens: most in a block."""
-        self._room = program.new_rows(tokens)
-        self._states = program.new_states()
-        self._row_pieces = row_pieces(layout)
-        self._state_pieces = state_pieces(layout, len(self._states))
-        names = list(dict.fromkeys(each.name for each in self._row_pieces))
-        self.block = PrefixPart.of(names)
-        self.snapshot = PrefixPart.of([*names, *(each.name for each in self._state_pieces)])
-
-    def room(self, tokens: int, *, states: bool = False) -> tuple[Arrays, Arrays]:
-        """The only buffers: for rows of so many tokens, and for states."""
-        return [each[:, :tokens] for each in self._room], self._states if states else ()
-
-    def pieces(self, rows: Arrays, states: Arrays = ()) -> Pieces:
-        """The pieces of a block, or with states of a snapshot."""
-        pieces = {each.name: rows[each.array][each.part] for each in self._row_pieces}
-        if states:
-            pieces |= {each.name: states[each.array][0][each.part] for each in self._state_pieces}
-        return pieces
-
-    def read(
-        self,
-        place: _Place,
-        records: Collection[str],
-        secret: bytes,
-        rows: Arrays,
-        states: Arrays = (),
-    ) -> bool:
-        """Fill the arrays; see `PrefixRecords.read`."""
-        pieces = self.pieces(rows, states)
-        if not place.records.read(records, pieces, secret):
-            return False
-        for each in self._row_pieces:
-            array = rows[each.array][each.part]
-            if not np.may_share_memory(array, pieces[each.name]):
-                array[...] = pieces[each.name]
-        return True
 
 
 class PrefixCache:
@@ -201,7 +100,7 @@ class PrefixCache:
         whose = (storage.owner, *storage.trusted)
         self._whose = tuple(dict.fromkeys(each[:OWNER_DIGITS] for each in whose))
         self.layout = assignment.layout
-        self._facts = _facts(assignment)
+        self._facts = prefix_facts(assignment)
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
         self._has_states = has_states(assignment.model, assignment.kv_dtype)
@@ -211,15 +110,15 @@ class PrefixCache:
         self._token_bytes = packed_bytes_of_token(assignment.layout, recipe)
         """Weight bytes read for one token: the part of the recomputing cost that depends on the
         model."""
-        self._form: _Form | None = None
-        self._chains: dict[str, _Chain] = {}
+        self._form: PrefixForm | None = None
+        self._chains: dict[str, TokenChain] = {}
         """Requests under way and kept KV caches, least recently used first."""
         self._unkept: dict[str, _Unkept] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="edge-kv-keep")
         self._writing: tuple[str, Future[bool]] | None = None
         """The request of which a block is being written, and whether the write succeeded."""
 
-    def chain(self, request: str) -> _Chain:
+    def chain(self, request: str) -> TokenChain:
         """The tokens of a matched request. Raises RequestError for another one."""
         if request not in self._chains:
             raise RequestError("the prefix of this request is not looked up")
@@ -257,8 +156,8 @@ class PrefixCache:
         because a single one would be rounded differently than in a chunk. Blocks of the prompt are
         stored later, by `keep` and `close`.
         """
-        form = self._form = self._form or _Form(self.layout, program, self._largest)
-        chain = _Chain(self._macs(program, salt), self._every)
+        form = self._form = self._form or PrefixForm(self.layout, program, self._largest)
+        chain = TokenChain(self._macs(program, salt), self._every)
         chain.add(0, prompt)
         if moved is not None:
             self._drop(moved)
@@ -297,7 +196,7 @@ class PrefixCache:
                 points.append(point)
         return tuple(points[-MOST_POINTS:]), tuple(stored[-MOST_POINTS:])
 
-    def _stored(self, place: _Place, chain: _Chain, most: int) -> int:
+    def _stored(self, place: _Place, chain: TokenChain, most: int) -> int:
         """Tokens of the blocks of which there is any record."""
         ends = range(place.size, most + 1, place.size)
         there = takewhile(
@@ -305,21 +204,23 @@ class PrefixCache:
         )
         return max(there, default=0)
 
-    def _restore(self, form: _Form, program: KvStorage, request: str, point: int) -> int:
+    def _restore(self, form: PrefixForm, program: KvStorage, request: str, point: int) -> int:
         chain, found = self._chains[request], self._fill(form, program, request, 0, point)
         for place in self.places:
             start = point // place.size * place.size
             there = self._find(place, chain, form.snapshot, STATES, point)
             rows, states = form.room(point - start, states=True)
             is_covered = start <= found and there
-            if is_covered and form.read(place, there, self.secret, rows, states):
+            if is_covered and form.read(place.records, there, self.secret, rows, states):
                 program.put_rows(request, start, rows)
                 program.put_states(request, point, states)
                 place.records.use(there, self._cost(point, place.size))
                 return point
         return 0
 
-    def _fill(self, form: _Form, program: KvStorage, request: str, known: int, most: int) -> int:
+    def _fill(
+        self, form: PrefixForm, program: KvStorage, request: str, known: int, most: int
+    ) -> int:
         """Fill the request with blocks of its first `most` tokens, in memory and behind them on
         disk. Returns its number of tokens."""
         chain, found = self._chains[request], known
@@ -332,7 +233,7 @@ class PrefixCache:
             place.records.use(first, self._cost(len(there) * size, size))
             rows, _states = form.room(size)
             for number in range(found // size, len(there)):
-                if not form.read(place, there[number], self.secret, rows):
+                if not form.read(place.records, there[number], self.secret, rows):
                     break
                 program.put_rows(request, number * size, rows)
                 found = (number + 1) * size
@@ -356,7 +257,7 @@ class PrefixCache:
         return None
 
     def _keep_next(
-        self, form: _Form, disk: _Place, program: KvStorage, request: str, unkept: _Unkept
+        self, form: PrefixForm, disk: _Place, program: KvStorage, request: str, unkept: _Unkept
     ) -> bool:
         """Begin to write what is missing of a request. Returns whether there was anything."""
         chain = self._chains[request]
@@ -378,11 +279,11 @@ class PrefixCache:
         return False
 
     def _write(
-        self, form: _Form, disk: _Place, program: KvStorage, request: str, kind: int, end: int
+        self, form: PrefixForm, disk: _Place, program: KvStorage, request: str, kind: int, end: int
     ) -> bool:
         """Copy a block or a snapshot that ends at token `end`, and begin to write it. Returns False
         if it is not computed."""
-        content = _content(program, request, disk.size, kind, end)
+        content = computed(program, request, disk.size, kind, end)
         if content is None:
             return False
         copies = form.room(content.tokens, states=kind == STATES)
@@ -428,11 +329,11 @@ class PrefixCache:
             if time.monotonic() < end_s:
                 self._keep_in_memory(self._form, program, request)
 
-    def _keep_in_memory(self, form: _Form, program: KvStorage, request: str) -> None:
+    def _keep_in_memory(self, form: PrefixForm, program: KvStorage, request: str) -> None:
         """Store the blocks of a request, last block first, so that later ones are evicted earlier;
         and its snapshots."""
         (memory, size), chain = self._memory, self._chains[request]
-        first = _content(program, request, size, size, size)
+        first = computed(program, request, size, size, size)
         count = 0
         if first is not None and first.rows:
             most = self._storage.memory.most_blocks(form.pieces(first.rows), self._owner)
@@ -440,7 +341,7 @@ class PrefixCache:
         cost = 0.0
         for end in range(count * size, 0, -size):
             there = self._find(self._memory, chain, form.block, size, end)
-            content = None if there else _content(program, request, size, size, end)
+            content = None if there else computed(program, request, size, size, end)
             if not there and content is None:
                 continue
             cost = cost or self._cost(end, size)  # of the last block
@@ -450,7 +351,7 @@ class PrefixCache:
             if not self.store(request, size, end, form.pieces(content.rows), cost):
                 return
         for point in program.saved(request) if self._has_states else ():
-            content = _content(program, request, size, STATES, point)
+            content = computed(program, request, size, STATES, point)
             is_new = point <= len(chain) and not self._find(
                 self._memory, chain, form.snapshot, STATES, point
             )
@@ -458,7 +359,7 @@ class PrefixCache:
                 self.store(request, STATES, point, form.pieces(content.rows, content.states))
 
     def _find(
-        self, place: _Place, chain: _Chain, part: PrefixPart, kind: int, end: int
+        self, place: _Place, chain: TokenChain, part: PrefixPart, kind: int, end: int
     ) -> tuple[str, ...]:
         """The records of a block of `kind` tokens, or of a snapshot, that ends at token `end`; of
         the first device that has all pieces."""
@@ -468,14 +369,14 @@ class PrefixCache:
         return next(filter(None, found), ())
 
     def _blocks(
-        self, form: _Form, place: _Place, chain: _Chain, most: int
+        self, form: PrefixForm, place: _Place, chain: TokenChain, most: int
     ) -> list[tuple[str, ...]]:
         """Records of the stored blocks of the first `most` tokens, up to the first missing one."""
         ends = range(place.size, most + 1, place.size)
         found = (self._find(place, chain, form.block, place.size, end) for end in ends)
         return list(takewhile(bool, found))
 
-    def _most(self, chain: _Chain) -> int:
+    def _most(self, chain: TokenChain) -> int:
         return max(0, min(len(chain) - SHORTEST_STEP, self._most_tokens))
 
     def _drop(self, request: str) -> None:
@@ -514,55 +415,3 @@ class PrefixCache:
             )
             for whose in self._whose
         ]
-
-
-class _Content(NamedTuple):
-    tokens: int
-    rows: Arrays
-    states: Arrays
-
-
-def _content(program: KvStorage, request: str, size: int, kind: int, end: int) -> _Content | None:
-    """A block of `kind` tokens, or the snapshot behind whole blocks of `size` tokens, that ends at
-    token `end`; None if it is not computed, or not there any more."""
-    tokens = kind or end % size
-    rows = program.rows(request, end - tokens, end)
-    states = program.states(request, end) if kind == STATES else ()
-    return None if rows is None or states is None else _Content(tokens, rows, states)
-
-
-def _facts(assignment: Assignment) -> str:
-    """A digest of everything that keys, values and states depend on, except tokens and the
-    program's own digest.
-
-    Their last bits depend on the plan, because sums depend on the split of a stage: the plan
-    counts, without its devices, if no bit may depend on what is found.
-    """
-    model, limits, rules = assignment.model, assignment.limits, assignment.wire_rules
-    mixers = [each.mixer for each in model.kinds]
-    rotations = [each.rotary for each in mixers if isinstance(each, Attention)]
-    facts: list[Any] = [
-        __version__,
-        assignment.weights_digest,
-        model.to_json(),
-        [each.is_long(limits.context_tokens) for each in rotations],
-        assignment.weight_format.to_json(),
-        assignment.kv_dtype,
-        sorted({each.format for each in (*rules.sums, *rules.hops)} - {"float32"}),
-    ]
-    if limits.batch_invariant:
-        stages = (
-            replace(
-                stage,
-                shards=tuple(shard.on(f"{rank}") for rank, shard in enumerate(stage.shards)),
-            )
-            for stage in assignment.plan.stages
-        )
-        facts += [
-            replace(assignment.plan, stages=tuple(stages)).to_json(),
-            assignment.manifest_digest,
-            limits.exceeds_memory,
-            (assignment.stage, assignment.rank),
-            dataclasses.asdict(rules),
-        ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.engine.prefix_cache import MEMORY_BLOCK_TOKENS, STATES, PrefixCache
+from edge.engine.prefix_cache import MEMORY_BLOCK_TOKENS, PrefixCache
+from edge.engine.prefix_keys import STATES
 from edge.errors import RequestError
 from edge.protocol.messages import MOST_PREFIX_TOKENS, PutPrefix, ReadPrefix
 from edge.weights.cache_layout import row_pieces, state_pieces
@@ -105,7 +106,8 @@ class StoredPieces:
 
     def _check(self, call: ReadPrefix | PutPrefix) -> None:
         tokens = len(self._cache.chain(call.request))
-        if not 0 <= call.first < call.last <= min(tokens, call.first + MOST_PREFIX_TOKENS):
+        most = min(tokens, call.first + MOST_PREFIX_TOKENS)
+        if call.first % MOST_PREFIX_TOKENS or not 0 <= call.first < call.last <= most:
             raise RequestError(f"tokens {call.first} to {call.last} of a prompt of {tokens}")
 
     def _gather(
