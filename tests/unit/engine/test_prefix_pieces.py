@@ -42,6 +42,10 @@ def held(engine: ShardEngine, of: ShardEngine) -> NDArray[np.uint32]:
     return asked.result(REPORT_WITHIN_S)
 
 
+def give(engine: ShardEngine, put: PutPrefix) -> None:
+    engine.stored_prefix(lambda stored: stored.put(put)).result(REPORT_WITHIN_S)
+
+
 def leave(place: PrefixMemory) -> None:
     """What the whole model on one device has of the prompt."""
     with linked(make_plan([VOCAB], stage_before=False), places=lambda _seat: kept_in(place)) as one:
@@ -84,9 +88,8 @@ def test_a_shard_that_gets_what_it_lacks_finds_it() -> None:
             {"request": "another"},
         ]
         for change in wrong:
-            bad = replace(put, **change)
             with pytest.raises(RequestError):
-                new.stored_prefix(lambda stored, bad=bad: stored.put(bad)).result()
+                give(new, replace(put, **change))
         assert lacks.used_bytes == 0
         halves = len(pieces) // 2
         cut = TOKENS * int(row_bytes[:halves].sum())
@@ -94,8 +97,7 @@ def test_a_shard_that_gets_what_it_lacks_finds_it() -> None:
             (pieces[:halves], content[:cut], False),
             (pieces[halves:], content[cut:], True),
         ):
-            half = replace(put, pieces=part, content=some, is_whole=is_last)
-            new.stored_prefix(lambda stored, half=half: stored.put(half)).result()
+            give(new, replace(put, pieces=part, content=some, is_whole=is_last))
         again = {each.tokens for each in found.each(match) if isinstance(each, PrefixMatched)}
         assert again == {TOKENS}
         reply = found.reply("r", PROMPT, 4, known=TOKENS)
