@@ -195,7 +195,7 @@ class ShardEngine:
                     self._times.take()
             except transport.TransportError as error:
                 raise self.links.error(error) from error
-            return "" if self._has_states else program.cache_digest  # states are not exchanged
+            return program.cache_digest
 
         return self._thread.call(work)
 

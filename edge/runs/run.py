@@ -130,6 +130,8 @@ class PlanRun:
         self._state = state
         digests = await self._connections.link(places)
         told = {seat: digest for seat, digest in digests.items() if digest is not None}
+        if len(set(told.values())) > 1:  # other kernels, or another form of keys and values
+            self._peer_events.exchange = None
         if self._copies != "none" and len(told) == len(digests):
             self._answers.kv_layout = KvLayout(
                 layers=dict(self.held), digests=told, is_rounded=self._kv_is_rounded
