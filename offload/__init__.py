@@ -45,6 +45,7 @@ from edge.offload.files.weight_store import (
 from edge.offload.kv.disk_tier import DiskKVTier
 from edge.offload.kv.pool import KVPool
 from edge.offload.kv.prefix_memory import PrefixMemory
+from edge.offload.kv.prefix_records import Pieces, PrefixPart, PrefixRecords
 from edge.offload.kv.prefix_store import PrefixStore
 from edge.offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
 from edge.offload.kv.two_tiers import KVTiers
@@ -95,7 +96,10 @@ __all__ = [
     "MemoryCopier",
     "MemoryKVTier",
     "MemoryStore",
+    "Pieces",
     "PrefixMemory",
+    "PrefixPart",
+    "PrefixRecords",
     "PrefixStore",
     "Read",
     "SafetensorsFile",

@@ -12,56 +12,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.kernels.kv_cache.cache_size import cache_row
-from edge.models.attention import Attention
 from edge.protocol.messages import MOST_COPY_BYTES
 from edge.protocol.step import MAX_CHUNK_TOKENS
 from edge.protocol.topology import Seat
-from edge.weights.formats import KvDtype, kv_bits
-from edge.weights.layout import ShardLayout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLayer:
-    """The keys and values that a shard keeps of one layer."""
-
-    layer: int
-    """Number of the layer that makes them."""
-    heads: tuple[range, ...]
-    """Each head as its rows of the key matrix; of latent attention as its columns of the output."""
-    row_bytes: int
-    """Bytes of the key, or the value, of one token in one head."""
-
-    @property
-    def token_bytes(self) -> int:
-        """Keys and values of all heads."""
-        return 2 * len(self.heads) * self.row_bytes
-
-
-def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]:
-    """The layers of a shard in the order in which it sends copies. States are not copied."""
-    held = []
-    for layer, mixer in layout.caches.items():
-        dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
-        held.append(
-            HeldLayer(
-                layer=layer if mixer.keys_of is None else mixer.keys_of,
-                heads=_heads(layout, layer, mixer),
-                row_bytes=elements * np.dtype(dtype).itemsize,
-            )
-        )
-    return tuple(held)
-
-
-def _heads(layout: ShardLayout, layer: int, mixer: Attention) -> tuple[range, ...]:
-    if mixer.latent is None:
-        name, of = ("qkv", layer) if mixer.keys_of is None else ("key_value", mixer.keys_of)
-        keys = f"layers.{of}.key.weight"
-        parts = layout.matrix(f"layers.{layer}.{name}").parts
-        return tuple(rows for role, rows in parts if role == keys)
-    # Latent heads share the rows of their keys, so each is told by its output columns.
-    given, size = layout.matrix(f"layers.{layer}.output").columns, mixer.value_size
-    return tuple(given[start : start + size] for start in range(0, len(given), size))
+from edge.weights.cache_layout import HeldLayer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

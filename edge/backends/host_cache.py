@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import RequestError
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.offload import KVLayer, KVPool, KVShape
 from edge.protocol.step import StepLimits
@@ -60,24 +59,17 @@ class HostCache:
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
         """Keys and values of tokens [first, last), layer by layer; None if the request has fewer
-        tokens, or states."""
-        if (
-            not self.pool.can_cut
-            or request not in self.pool
-            or self.pool.length(self.pool.open(request)) < last
-        ):
+        tokens."""
+        if request not in self.pool:
             return None
         slot = self.pool.open(request)
+        if self.pool.length(slot) < last:
+            return None
         layers = range(self.shape.num_layers)
         return [array for layer in layers for array in self.pool.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Set the request's keys and values from token `first` on.
-
-        Raises RequestError for layers with states, which are not among the rows.
-        """
-        if not self.pool.can_cut:
-            raise RequestError("keys and values alone do not restore a model with states")
+        """Set the request's keys and values from token `first` on."""
         slot = self.pool.open(request)
         length = first
         for array, some in zip(self._of_slot(slot), rows, strict=True):

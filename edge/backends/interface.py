@@ -187,10 +187,8 @@ class KvStorage(Protocol):
 
     @property
     def cache_digest(self) -> str:
-        """A digest of all that keys and values depend on, except tokens, weights and plan.
-
-        Shards with equal digests may exchange them. Empty: they are not exported.
-        """
+        """A digest of all that keys and values depend on, except tokens, model, context, weights
+        and plan. Shards with equal digests may exchange them."""
         ...
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
@@ -202,7 +200,27 @@ class KvStorage(Protocol):
         ...
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Set keys and values from token `first` on: arrays of `rows` or `new_rows`."""
+        """Set keys and values from token `first` on: arrays of `rows` or `new_rows`. A request with
+        states needs those at its last token, too, before its next step."""
+        ...
+
+    def saved(self, request: str) -> Sequence[int]:
+        """The numbers of tokens at which `save_state` saved states of the request that are still
+        there, in order."""
+        ...
+
+    def states(self, request: str, tokens: int) -> list[NDArray[Any]] | None:
+        """The request's states at N tokens, if they were saved: arrays [1, …] of any types, valid
+        until the next call. Empty if the layers have none."""
+        ...
+
+    def new_states(self) -> list[NDArray[Any]]:
+        """Contiguous arrays for the states of one request."""
+        ...
+
+    def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
+        """Set the request's states, which are those at N tokens. Its keys and values are set by
+        `put_rows` before."""
         ...
 
     def keep(self, request: str, tokens: int) -> None:

@@ -28,6 +28,18 @@ class SwappedKv:
     def save_state(self, request: str, tokens: int, place: int) -> None:
         self._moves.save_state(request, tokens, place)
 
+    def saved(self, request: str) -> list[int]:
+        return self._moves.saved(request)
+
+    def states(self, request: str, tokens: int) -> list[NDArray[Any]] | None:
+        return self._moves.states(request, tokens)
+
+    def new_states(self) -> list[NDArray[Any]]:
+        return self._moves.new_states()
+
+    def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
+        self._moves.put_states(request, tokens, states)
+
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         return self._moves.take(request, source, tokens, moves=moves)
 

@@ -70,6 +70,15 @@ class Pool(Protocol):
         """Copy a slot's states to a place for saved states, over its contents."""
         ...
 
+    def saved_states(self, place: int) -> list[NDArray[Any]]:
+        """The states in a place, in the form of `states` for one slot; valid until the next
+        call."""
+        ...
+
+    def new_states(self) -> list[NDArray[Any]]:
+        """Arrays for the states of one request, in the form of `states` for one slot."""
+        ...
+
     def load_states(self, slot: int, place: int) -> None:
         """Copy the saved states of a place to a slot. Raises KeyError if no memory for states is
         free."""
@@ -210,11 +219,33 @@ class CacheMoves:
         """Save the state of a request, if it has `tokens` tokens now, for requests with the same
         prefix. The place's former state is lost in any case."""
         self._saved.pop(place, None)
-        if request in self._pool and not self._pool.can_cut:
+        if request in self._pool:
             slot = self._pool.open(request)
             if self._pool.length(slot) == tokens:
-                self._pool.save_states(slot, place)
+                if not self._pool.can_cut:
+                    self._pool.save_states(slot, place)
                 self._saved[place] = (request, tokens)
+
+    def saved(self, request: str) -> list[int]:
+        """The numbers of tokens at which states of the request were saved for other requests."""
+        saved = self._saved_of(request).items()
+        return sorted(tokens for place, tokens in saved if place != self._before_guesses)
+
+    def states(self, request: str, tokens: int) -> list[NDArray[Any]] | None:
+        """The request's states at N tokens, if they were saved."""
+        place = self._place_of(request, tokens)
+        return None if place is None else self._pool.saved_states(place)
+
+    def new_states(self) -> list[NDArray[Any]]:
+        """Arrays for the states of one request."""
+        return self._pool.new_states()
+
+    def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
+        """Set a request's states, which are those at N tokens."""
+        slot = self._open(request)
+        if not self._pool.can_cut:
+            self._pool.put_states(slot, states)
+        self._pool.wrote(slot, tokens)
 
     def _save_before_guesses(self, entry: StepEntry) -> None:
         begun = (entry.request, entry.position)
@@ -378,7 +409,7 @@ class CacheMoves:
     def _load_states(self, slot: int, place: int | None) -> None:
         """Load the states of a place, if there is one, into a slot."""
         try:
-            if place is not None:
+            if place is not None and not self._pool.can_cut:
                 self._pool.load_states(slot, place)
         except KeyError as error:
             raise _too_many(error) from error

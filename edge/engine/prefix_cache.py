@@ -1,51 +1,51 @@
-"""Prefix cache: keys and values of earlier requests on this peer, found again by a prompt's tokens.
+"""Prefix cache: what earlier requests computed on this peer, found again by a prompt's tokens.
 
-A block's key is an HMAC, by the owner's secret, of all tokens up to its end and of everything else
-that its keys and values depend on. Without the secret nobody learns that a block exists. Devices
-may share a secret: the key also contains the device that stored the block, known by its
-certificate, so that a device only reads its own blocks and those of devices that it trusts. Blocks
-outlive the plan that computed them.
+Blocks outlive the plan that computed them. A shard of another plan takes the pieces of its layers
+and heads. Devices may share a secret: a key contains the device that stored the block, known by its
+certificate, so that a device only reads its own blocks and those of devices that it trusts.
+
+If layers have states, a prompt continues from a snapshot: the states at a point where scheduling
+saved them, and the keys and values between the last whole block and that point. Every shard of such
+a model has a snapshot at each of these points, also one whose own layers have no states.
 
 In memory, blocks are small. They are copied when a session ends; until then its own KV cache has
-them. The caller decides how many tokens to use, so that results keep the same bits.
+them. The caller decides how many tokens to use.
 
-On disk, a block is one chunk. A thread writes blocks while their request is computed. Blocks that
-the disk does not take before the request ends are dropped. One block buffer is allocated, for reads
-and writes.
+On disk, blocks are larger. A thread writes them while their request is computed, and while its KV
+cache is kept. Blocks that the disk does not take before are dropped.
 
 Eviction goes by the cost of recomputing a block: larger models and later blocks cost more.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
-import json
-from collections import deque
+import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from edge.backends.interface import KvStorage
+from edge.engine.prefix_content import PrefixForm, computed
+from edge.engine.prefix_keys import STATES, TokenChain, prefix_facts
+from edge.errors import RequestError
 from edge.memory.recomputing import effort
-from edge.offload import PrefixMemory, PrefixStore
+from edge.memory.step_memory import has_states
+from edge.offload import Pieces, PrefixMemory, PrefixPart, PrefixRecords, PrefixStore
 from edge.protocol.assignment import Assignment
+from edge.protocol.messages import MOST_POINTS, MOST_PREFIX_TOKENS
 from edge.protocol.step import SHORTEST_STEP
-from edge.version import __version__
 from edge.weights.token_reads import packed_bytes_of_token
 
 MEMORY_BLOCK_TOKENS = 16
 """Tokens of a block in memory. Recomputing a shorter rest of a common prefix is as fast as asking
 for it."""
 
-
-Arrays = Sequence[NDArray[Any]]
+DISK_BLOCK_TOKENS = MOST_PREFIX_TOKENS
 
 OWNER_DIGITS = 16
 """Digits of a device id in a block's key; fewer could be forged by trying keys."""
@@ -63,90 +63,79 @@ class PrefixStorage:
     """The owner's device id."""
     trusted: tuple[str, ...] = ()
     """Prefixes of device ids that share the secret and whose blocks are used."""
+    disk_block_tokens: int = DISK_BLOCK_TOKENS
 
 
-class _Key(NamedTuple):
-    """The keys of a block: the one to store it under, and those of trusted devices."""
-
-    own: str
-    others: tuple[str, ...]
-
-    def there(self, place: PrefixMemory | PrefixStore) -> str | None:
-        """The key under which the block exists, if any."""
-        return next(filter(place.has, (self.own, *self.others)), None)
+class _Place(NamedTuple):
+    records: PrefixRecords
+    size: int
+    """Tokens of a block."""
 
 
 @dataclass(slots=True)
 class _Unkept:
-    """Blocks of a prompt that are not on disk yet, in order."""
+    """How much of a request is on disk."""
 
-    keys: deque[_Key]
-    first: int
-    """First token of the first block."""
-    end: int
+    end: int = 0
     """End of the last block, in tokens."""
-    before: list[str]
-    """Keys under which the earlier blocks exist."""
-
-
-class _Keys:
-    """Computes the block keys of one request."""
-
-    def __init__(self, digests: Sequence[hmac.HMAC], block_tokens: int) -> None:
-        """digests: of everything but the tokens, one for each device."""
-        self._digests = digests
-        self._block_tokens = block_tokens
-        self._rest: tuple[int, ...] = ()
-        """Tokens after the last whole block."""
-        self.keys: list[_Key] = []
-
-    @property
-    def _first(self) -> int:
-        """Position of the first token of `_rest`."""
-        return len(self.keys) * self._block_tokens
-
-    def add(self, position: int, tokens: Sequence[int]) -> None:
-        """Add tokens from `position` on. Ignored if they leave a gap or are known already."""
-        if not self._first <= position <= self._first + len(self._rest):
-            return
-        known = (*self._rest[: position - self._first], *tokens)
-        size = self._block_tokens
-        whole = len(known) // size * size
-        for first in range(0, whole, size):
-            block = np.asarray(known[first : first + size], "<i8").tobytes()
-            for digest in self._digests:
-                digest.update(block)
-            own, *others = (digest.copy().hexdigest() for digest in self._digests)
-            self.keys.append(_Key(own, tuple(others)))
-        self._rest = known[whole:]
+    before: list[str] = field(default_factory=list)
+    """Records of the blocks so far."""
+    points: set[int] = field(default_factory=set)
+    """Snapshots so far."""
+    has_ended: bool = False
+    """Its KV cache is kept, and nothing more is computed."""
 
 
 class PrefixCache:
     """The prefix cache of one session. Used by the compute thread; `close` it at the end."""
 
     def __init__(self, storage: PrefixStorage, assignment: Assignment) -> None:
-        self._memory = storage.memory
-        self._disk = storage.disk
-        self._secret = storage.secret
-        self._owner = storage.owner
+        self._storage = storage
+        self.secret, self._owner = storage.secret, storage.owner
+        self._memory = _Place(storage.memory, MEMORY_BLOCK_TOKENS)
+        self._disk = None
+        if storage.disk is not None:
+            self._disk = _Place(storage.disk, storage.disk_block_tokens)
+        self.places: list[_Place] = [self._memory, *([self._disk] if self._disk else ())]
         whose = (storage.owner, *storage.trusted)
         self._whose = tuple(dict.fromkeys(each[:OWNER_DIGITS] for each in whose))
-        self._chunk_tokens = assignment.limits.chunk_tokens
+        self.layout = assignment.layout
+        self._facts = prefix_facts(assignment)
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
-        self._shard = _shard_digest(assignment)
+        self._has_states = has_states(assignment.model, assignment.kv_dtype)
+        sizes = [place.size for place in self.places]
+        self._every, self._largest = 1 if self._has_states else math.gcd(*sizes), max(sizes)
         recipe = assignment.weight_format.recipe
         self._token_bytes = packed_bytes_of_token(assignment.layout, recipe)
         """Weight bytes read for one token: the part of the recomputing cost that depends on the
         model."""
-        self._keys: dict[str, _Keys] = {}
-        """Keys of requests under way and of kept KV caches, least recently used first."""
+        self._form: PrefixForm | None = None
+        self._chains: dict[str, TokenChain] = {}
+        """Requests under way and kept KV caches, least recently used first."""
         self._unkept: dict[str, _Unkept] = {}
-        self._block: list[NDArray[Any]] | None = None
-        """The only block buffer, allocated once."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="edge-kv-keep")
         self._writing: tuple[str, Future[bool]] | None = None
-        """The request whose block is being written, and whether the write succeeded."""
+        """The request of which a block is being written, and whether the write succeeded."""
+
+    def chain(self, request: str) -> TokenChain:
+        """The tokens of a matched request. Raises RequestError for another one."""
+        if request not in self._chains:
+            raise RequestError("the prefix of this request is not looked up")
+        return self._chains[request]
+
+    def piece_bytes(self, tokens: int) -> dict[str, int]:
+        """Bytes of each piece of so many tokens, after a match."""
+        assert self._form is not None
+        pieces = self._form.pieces(*self._form.room(1, states=True))
+        rows = self._form.block.names
+        return {k: v.nbytes * (tokens if k in rows else 1) for k, v in pieces.items()}
+
+    def store(self, request: str, kind: int, end: int, pieces: Pieces, cost: float = 0.0) -> bool:
+        """Store a block, or a snapshot, in memory. Returns False if there is no room. cost: of
+        computing it again; 0: after the block before, a snapshot from the start."""
+        key, cost = self.chain(request).own_key(kind, end), cost or self._cost(end, kind or end)
+        return self._memory.records.put(key, pieces, owner=self._owner, cost=cost)
 
     def match(
         self,
@@ -157,155 +146,242 @@ class PrefixCache:
         salt: str = "",
         known: int = 0,
         moved: str | None = None,
+        point: int = 0,
     ) -> int:
         """Fill the request's KV cache with the longest stored prefix. Returns its number of tokens.
 
         salt: only blocks stored with an equal salt match. known: tokens cached already; moved: the
-        request that had them and lost them. At least two tokens are left to compute, because a
-        single one would be rounded differently than in a chunk. Blocks of the prompt are stored
-        later, by `keep` and `close`.
+        request that had them and lost them. point: where states are restored, one of `points`;
+        else a prefix of a model with states is not filled. At least two tokens are left to compute,
+        because a single one would be rounded differently than in a chunk. Blocks of the prompt are
+        stored later, by `keep` and `close`.
         """
+        form = self._form = self._form or PrefixForm(self.layout, program, self._largest)
+        chain = TokenChain(self._macs(program, salt), self._every)
+        chain.add(0, prompt)
         if moved is not None:
-            self._keys.pop(moved, None)
-        most = min(len(prompt) - SHORTEST_STEP, self._most_tokens)
-        found = self._from_memory(program, request, prompt, salt, known, most)
-        return self._from_disk(program, request, prompt, salt, found, most)
-
-    def _from_memory(
-        self,
-        program: KvStorage,
-        request: str,
-        prompt: Sequence[int],
-        salt: str,
-        known: int,
-        most: int,
-    ) -> int:
-        size = MEMORY_BLOCK_TOKENS
-        of_request = _Keys(self._digests(program, size, salt), size)
-        of_request.add(0, prompt)
-        self._keys[request] = of_request
-        while len(self._keys) > self._most_requests:  # more than there are KV caches
-            del self._keys[next(iter(self._keys))]
-        there = _there(self._memory, of_request.keys[: max(0, most) // size])
-        self._memory.use(there, self._cost(len(there) * size, size))
-        found = known
-        if len(there) * size > known:
-            for number in range(known // size, len(there)):
-                first = number * size
-
-                def take(rows: Sequence[NDArray[Any]], first: int = first) -> None:
-                    program.put_rows(request, first, rows)
-
-                if not self._memory.read(there[number], take):
-                    break
-                found = first + size
-        return found
-
-    def _from_disk(
-        self,
-        program: KvStorage,
-        request: str,
-        prompt: Sequence[int],
-        salt: str,
-        known: int,
-        most: int,
-    ) -> int:
-        if self._disk is None:
-            return known
-        size = self._chunk_tokens
-        of_prompt = _Keys(self._digests(program, size, salt), size)
-        of_prompt.add(0, prompt)
-        keys = of_prompt.keys
+            self._drop(moved)
+        self._chains[request] = chain
+        while len(self._chains) > self._most_requests:  # more than there are KV caches
+            self._drop(next(iter(self._chains)))
+        if self._disk:
+            self._unkept[request] = _Unkept()
         self._await_writer()
-        found = known
-        there = _there(self._disk, keys)
-        self._disk.use(there, self._cost(len(there) * size, size))
-        if len(there) * size > known:
-            for number in range(known // size, len(there)):
-                end = (number + 1) * size
-                rows = self._rows(program)
-                if end > most or not self._disk.get(there[number], rows, self._secret):
+        most = self._most(chain)
+        if self._has_states:
+            is_new = not known and 0 < point <= most
+            return self._restore(form, program, request, point) if is_new else known
+        return self._fill(form, program, request, known, most)
+
+    def points(self, request: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """`PrefixMatched.points` and `stored` of a matched prompt."""
+        form, chain = self._form, self._chains[request]
+        assert form is not None
+        most = self._most(chain)
+        if not self._has_states:
+            return (), (max(self._stored(place, chain, most) for place in self.places),)
+        covered = max(
+            len(self._blocks(form, each, chain, most)) * each.size for each in self.places
+        )
+        points, stored = [], []
+        for point in range(1, most + 1):
+            keys = tuple(chain.keys(STATES, point))
+            there = [each for each in self.places if any(map(each.records.has, keys))]
+            stored += [point] if there else []
+            if any(
+                point // place.size * place.size <= covered
+                and self._find(place, chain, form.snapshot, STATES, point)
+                for place in there
+            ):
+                points.append(point)
+        return tuple(points[-MOST_POINTS:]), tuple(stored[-MOST_POINTS:])
+
+    def _stored(self, place: _Place, chain: TokenChain, most: int) -> int:
+        """Tokens of the blocks of which there is any record."""
+        ends = range(place.size, most + 1, place.size)
+        there = takewhile(
+            lambda end: any(map(place.records.has, chain.keys(place.size, end))), ends
+        )
+        return max(there, default=0)
+
+    def _restore(self, form: PrefixForm, program: KvStorage, request: str, point: int) -> int:
+        chain, found = self._chains[request], self._fill(form, program, request, 0, point)
+        for place in self.places:
+            start = point // place.size * place.size
+            there = self._find(place, chain, form.snapshot, STATES, point)
+            rows, states = form.room(point - start, states=True)
+            is_covered = start <= found and there
+            if is_covered and form.read(place.records, there, self.secret, rows, states):
+                program.put_rows(request, start, rows)
+                program.put_states(request, point, states)
+                place.records.use(there, self._cost(point, place.size))
+                return point
+        return 0
+
+    def _fill(
+        self, form: PrefixForm, program: KvStorage, request: str, known: int, most: int
+    ) -> int:
+        """Fill the request with blocks of its first `most` tokens, in memory and behind them on
+        disk. Returns its number of tokens."""
+        chain, found = self._chains[request], known
+        if not form.block.names:
+            return most
+        for place in self.places:
+            size = place.size
+            there = self._blocks(form, place, chain, most)
+            first = [each for ids in there for each in ids]
+            place.records.use(first, self._cost(len(there) * size, size))
+            rows, _states = form.room(size)
+            for number in range(found // size, len(there)):
+                if not form.read(place.records, there[number], self.secret, rows):
                     break
                 program.put_rows(request, number * size, rows)
-                found = end
-        self._unkept[request] = _Unkept(deque(keys), first=0, end=len(keys) * size, before=[])
+                found = (number + 1) * size
         return found
 
-    def keep(self, program: KvStorage) -> None:
-        """Begin to write a computed block, unless a write is under way.
+    def keep(self, program: KvStorage) -> Future[bool] | None:
+        """Begin to write a computed block or snapshot, unless a write is under way. Returns the
+        write that it has begun.
 
-        Called between steps and before `forget`. The rows are copied; the call does not wait for
-        the disk.
+        Called between steps, before `forget`, and after it where a KV cache is kept. The content is
+        copied; the call does not wait for the disk.
         """
-        if self._disk is None or not self._unkept or not self._is_idle():
-            return
-        for request, unkept in self._unkept.items():
-            while unkept.keys and (there := unkept.keys[0].there(self._disk)):
-                self._next(unkept, there)
-            if not unkept.keys:
-                continue
-            rows = program.rows(request, unkept.first, unkept.first + self._chunk_tokens)
-            if rows is not None:
-                block = self._rows(program)
-                for into, some in zip(block, rows, strict=True):
-                    into[...] = some
-                key = unkept.keys[0].own
-                kept = self._writer.submit(
-                    self._put, self._disk, key, block, tuple(unkept.before), unkept.end
-                )
-                self._writing = (request, kept)
-                self._next(unkept, key)
-                return
+        disk, form = self._disk, self._form
+        if disk is None or form is None or not self._unkept or not self._is_idle():
+            return None
+        for request, unkept in list(self._unkept.items()):
+            if self._keep_next(form, disk, program, request, unkept) and self._writing:
+                return self._writing[1]
+            if unkept.has_ended:
+                del self._unkept[request]
+        return None
 
-    def _put(
-        self, disk: PrefixStore, key: str, block: Arrays, before: Sequence[str], end: int
+    def _keep_next(
+        self, form: PrefixForm, disk: _Place, program: KvStorage, request: str, unkept: _Unkept
     ) -> bool:
-        """Write a block to disk and refresh the blocks before it, so that they are not evicted
-        first."""
-        cost = self._cost(end, self._chunk_tokens)
-        is_kept = disk.put(key, block, self._secret, self._owner, cost)
-        disk.use(before, cost)
-        return is_kept
+        """Begin to write what is missing of a request. Returns whether there was anything."""
+        chain = self._chains[request]
+        while (end := unkept.end + disk.size) <= len(chain):
+            there = self._find(disk, chain, form.block, disk.size, end)
+            if not there and not self._write(form, disk, program, request, disk.size, end):
+                break
+            unkept.end = end
+            if not there:
+                return True
+            unkept.before += there
+        for point in program.saved(request) if self._has_states else ():
+            if point in unkept.points or point > min(len(chain), unkept.end + disk.size - 1):
+                continue
+            unkept.points.add(point)
+            is_there = self._find(disk, chain, form.snapshot, STATES, point)
+            if not is_there and self._write(form, disk, program, request, STATES, point):
+                return True
+        return False
+
+    def _write(
+        self, form: PrefixForm, disk: _Place, program: KvStorage, request: str, kind: int, end: int
+    ) -> bool:
+        """Copy a block or a snapshot that ends at token `end`, and begin to write it. Returns False
+        if it is not computed."""
+        content = computed(program, request, disk.size, kind, end)
+        if content is None:
+            return False
+        copies = form.room(content.tokens, states=kind == STATES)
+        for into, some in zip(
+            (*copies[0], *copies[1]), (*content.rows, *content.states), strict=True
+        ):
+            into[...] = some
+        pieces, unkept = form.pieces(*copies), self._unkept[request]
+        key = self._chains[request].own_key(kind, end)
+        before, cost = tuple(unkept.before), self._cost(end, disk.size)
+
+        def put() -> bool:
+            is_kept = disk.records.put(key, pieces, self.secret, self._owner, cost)
+            disk.records.use(before, cost)  # so that they are not evicted first
+            return is_kept
+
+        if kind != STATES:
+            unkept.before.append(form.block.record(key))
+        self._writing = (request, self._writer.submit(put))
+        return True
 
     def forget(self, request: str, *, kept_tokens: int = 0, answer: Sequence[int] = ()) -> None:
         """The request has ended. kept_tokens: tokens of its KV cache that stay in the program;
         `answer` are the last of them."""
-        self._unkept.pop(request, None)
-        keys = self._keys.pop(request, None)
-        if kept_tokens and keys is not None:
-            keys.add(kept_tokens - len(answer), answer)
-            self._keys[request] = keys
+        chain, unkept = self._chains.get(request), self._unkept.get(request)
+        self._drop(request)
+        if kept_tokens and chain is not None:
+            chain.add(kept_tokens - len(answer), answer)
+            self._chains[request] = chain
+            if unkept is not None:
+                unkept.has_ended = True
+                self._unkept[request] = unkept
 
-    def close(self, program: KvStorage | None = None) -> None:
+    def close(self, program: KvStorage | None = None, *, within_s: float | None = None) -> None:
         """Wait for the write under way. With a program, store its KV caches in memory, as far as
-        there is room."""
+        there is room. within_s: begin no further one after that, and with the newest."""
         self._writer.shutdown()
-        if program is not None:
-            for request, of_request in self._keys.items():
-                self._keep_in_memory(program, request, of_request.keys)
-
-    def _keep_in_memory(self, program: KvStorage, request: str, keys: Sequence[_Key]) -> None:
-        """Store the blocks of a request, last block first, so that later ones are evicted
-        earlier."""
-        memory, size = self._memory, MEMORY_BLOCK_TOKENS
-        first_rows = program.rows(request, 0, size)
-        if first_rows is None:
+        if program is None or self._form is None:
             return
-        count = min(len(keys), memory.most_blocks(first_rows, self._owner))
-        cost: float | None = None
-        for number in reversed(range(count)):
-            there = keys[number].there(memory)
-            rows = None
-            if there is None:
-                rows = program.rows(request, number * size, (number + 1) * size)
-                if rows is None:
-                    continue
-            if cost is None:  # the last block
-                cost = self._cost((number + 1) * size, size)
-            if there is not None:
-                memory.use((there,), cost)
-            elif rows is not None and not memory.put(keys[number].own, rows, self._owner, cost):
+        end_s = math.inf if within_s is None else time.monotonic() + within_s
+        # What is stored last is evicted last.
+        for request in list(self._chains) if within_s is None else reversed(self._chains):
+            if time.monotonic() < end_s:
+                self._keep_in_memory(self._form, program, request)
+
+    def _keep_in_memory(self, form: PrefixForm, program: KvStorage, request: str) -> None:
+        """Store the blocks of a request, last block first, so that later ones are evicted earlier;
+        and its snapshots."""
+        (memory, size), chain = self._memory, self._chains[request]
+        first = computed(program, request, size, size, size)
+        count = 0
+        if first is not None and first.rows:
+            most = self._storage.memory.most_blocks(form.pieces(first.rows), self._owner)
+            count = min(len(chain) // size, most)
+        cost = 0.0
+        for end in range(count * size, 0, -size):
+            there = self._find(self._memory, chain, form.block, size, end)
+            content = None if there else computed(program, request, size, size, end)
+            if not there and content is None:
+                continue
+            cost = cost or self._cost(end, size)  # of the last block
+            memory.use(there, cost)
+            if there or content is None:
+                continue
+            if not self.store(request, size, end, form.pieces(content.rows), cost):
                 return
+        for point in program.saved(request) if self._has_states else ():
+            content = computed(program, request, size, STATES, point)
+            is_new = point <= len(chain) and not self._find(
+                self._memory, chain, form.snapshot, STATES, point
+            )
+            if content is not None and is_new:
+                self.store(request, STATES, point, form.pieces(content.rows, content.states))
+
+    def _find(
+        self, place: _Place, chain: TokenChain, part: PrefixPart, kind: int, end: int
+    ) -> tuple[str, ...]:
+        """The records of a block of `kind` tokens, or of a snapshot, that ends at token `end`; of
+        the first device that has all pieces."""
+        if kind != STATES and not part.names:
+            return ("",)  # nothing is kept of tokens
+        found = (place.records.find(key, part, self.secret) for key in chain.keys(kind, end))
+        return next(filter(None, found), ())
+
+    def _blocks(
+        self, form: PrefixForm, place: _Place, chain: TokenChain, most: int
+    ) -> list[tuple[str, ...]]:
+        """Records of the stored blocks of the first `most` tokens, up to the first missing one."""
+        ends = range(place.size, most + 1, place.size)
+        found = (self._find(place, chain, form.block, place.size, end) for end in ends)
+        return list(takewhile(bool, found))
+
+    def _most(self, chain: TokenChain) -> int:
+        return max(0, min(len(chain) - SHORTEST_STEP, self._most_tokens))
+
+    def _drop(self, request: str) -> None:
+        self._chains.pop(request, None)
+        self._unkept.pop(request, None)
 
     def _is_idle(self) -> bool:
         """Whether no write is under way. If a block was not written, those after it are dropped:
@@ -315,74 +391,27 @@ class PrefixCache:
             if not kept.done():
                 return False
             self._writing = None
-            if not kept.result() and request in self._unkept:
-                self._unkept[request].keys.clear()
+            if not kept.result():
+                self._unkept.pop(request, None)
         return True
 
     def _await_writer(self) -> None:
         if self._writing is not None:
             wait([self._writing[1]])
 
-    def _rows(self, program: KvStorage) -> list[NDArray[Any]]:
-        if self._block is None:
-            self._block = program.new_rows(self._chunk_tokens)
-        return self._block
-
-    def _next(self, unkept: _Unkept, key: str) -> None:
-        unkept.keys.popleft()
-        unkept.before.append(key)
-        unkept.first += self._chunk_tokens
-
     def _cost(self, end: int, block_tokens: int) -> float:
         """Cost of recomputing a block that ends at token `end`."""
         tokens = effort(end) - effort(max(0, end - block_tokens))
         return self._token_bytes * tokens
 
-    def _digests(self, program: KvStorage, block_tokens: int, salt: str) -> list[hmac.HMAC]:
+    def _macs(self, program: KvStorage, salt: str) -> list[hmac.HMAC]:
         """The parts of block keys other than tokens: for this device and for those it trusts."""
-        facts = f"{self._shard} {program.cache_digest} {block_tokens}"
+        facts = f"{self._facts} {program.cache_digest}"
         return [
             hmac.new(
-                self._secret,
-                f"{facts} {whose} {salt}".encode("utf-8", "surrogatepass"),
+                self.secret,
+                f"{facts} {whose} {salt}\0".encode("utf-8", "surrogatepass"),
                 hashlib.sha256,
             )
             for whose in self._whose
         ]
-
-
-def _there(place: PrefixMemory | PrefixStore, keys: Sequence[_Key]) -> list[str]:
-    """Keys of the stored blocks, up to the first missing one."""
-    return list(takewhile(bool, (key.there(place) or "" for key in keys)))
-
-
-def _shard_digest(assignment: Assignment) -> str:
-    """A digest of everything that determines keys and values, except the program's own digest.
-
-    Sums depend on the split of a stage, and results on all stages before: the whole plan counts,
-    without its devices.
-    """
-    anywhere = replace(
-        assignment.plan,
-        stages=tuple(
-            replace(
-                stage,
-                shards=tuple(shard.on(f"{rank}") for rank, shard in enumerate(stage.shards)),
-            )
-            for stage in assignment.plan.stages
-        ),
-    )
-    facts = [
-        __version__,
-        assignment.weights_digest,
-        assignment.manifest_digest,
-        assignment.model.to_json(),
-        anywhere.to_json(),
-        assignment.limits.exceeds_memory,
-        assignment.limits.batch_invariant,
-        (assignment.stage, assignment.rank),
-        assignment.weight_format.to_json(),
-        assignment.kv_dtype,
-        dataclasses.asdict(assignment.wire_rules),
-    ]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

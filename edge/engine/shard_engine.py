@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from edge.engine.further_drafter import FurtherHeadDrafter, load_further
 from edge.engine.kv_calibration import calibration_step
 from edge.engine.kv_copies import KvCopies, KvCopyQuota, KvCopyQuotaShare, put_copy
 from edge.engine.prefix_cache import PrefixCache, PrefixStorage
+from edge.engine.prefix_pieces import StoredPieces
 from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
@@ -47,6 +49,11 @@ from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
 
 _log = logging.getLogger(__name__)
+
+Stored = TypeVar("Stored")
+
+STORED_WITHIN_S = 0.2
+"""Seconds in which prefixes are stored while replies wait for another plan."""
 
 NO_TERMS: Mapping[str, SamplingTerms] = {}
 NO_MASKS: Mapping[str, Sequence[PackedMask]] = {}
@@ -78,7 +85,7 @@ class ShardEngine:
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
         )
-        rewinds = has_states(assignment.model, assignment.kv_dtype)
+        rewinds = self._has_states = has_states(assignment.model, assignment.kv_dtype)
         self.draft_model = DraftModel(assignment.model.vocab_size)
         """Asked for guesses, where this shard samples and is linked with a draft model."""
         self._draft_server: DraftServer | None = None
@@ -108,6 +115,7 @@ class ShardEngine:
         )
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
+        self._pieces: StoredPieces | None = None
         self._copies = (
             None
             if assignment.copies_kv == "none"
@@ -140,6 +148,7 @@ class ShardEngine:
         """
         if prefixes is not None:
             self._prefixes = PrefixCache(prefixes, self.assignment)
+            self._pieces = StoredPieces(self._prefixes)
 
         def work() -> int:
             self._program = self._program or backend.load(
@@ -285,7 +294,7 @@ class ShardEngine:
 
     def _copy(self, step: Step) -> None:
         program = self._program
-        if self._copies is not None and program is not None and program.cache_digest:
+        if self._copies is not None and program is not None and not self._has_states:
             self._copies.take(step, program, now_s=time.monotonic())
 
     @property
@@ -337,7 +346,8 @@ class ShardEngine:
         """Find the longest cached prefix of the prompt. Reports `PrefixMatched`.
 
         salt: only blocks stored with an equal salt match. source: a request in memory that has the
-        same first `tokens` tokens; see `KvStorage.take`.
+        same first `tokens` tokens; see `KvStorage.take`. Without one, a model with states restores
+        those at `tokens`.
         """
 
         def work(program: StageProgram | None) -> None:
@@ -348,13 +358,36 @@ class ShardEngine:
                 self._choice.recall(request, ids)
             if source is not None:
                 found = program.take(request, source, tokens, moves=moves)
-            if self._prefixes is not None and program.cache_digest:
+            points: tuple[int, ...] = ()
+            stored: tuple[int, ...] = ()
+            if self._prefixes is not None:
                 found = self._prefixes.match(
-                    program, request, ids, salt=salt, known=found, moved=source if moves else None
+                    program,
+                    request,
+                    ids,
+                    salt=salt,
+                    known=found,
+                    moved=source if moves else None,
+                    point=tokens if source is None else 0,
                 )
-            self._report(messages.PrefixMatched(request=request, tokens=found))
+                if source is None and not tokens:
+                    points, stored = self._prefixes.points(request)
+            self._report(
+                messages.PrefixMatched(request=request, tokens=found, points=points, stored=stored)
+            )
 
         self._post(work)
+
+    def stored_prefix(self, work: Callable[[StoredPieces], Stored]) -> Future[Stored]:
+        """Work on the stored pieces of prefixes, after everything queued so far. Raises
+        RequestError if there is no prefix cache."""
+
+        def guarded() -> Stored:
+            if self._pieces is None or self._is_over:
+                raise RequestError("this shard has no prefix cache")
+            return work(self._pieces)
+
+        return self._thread.call(guarded)
 
     def put_kv(self, request: str, first: int, tokens: Sequence[int], rows: Buffer) -> Future[None]:
         """Restore keys and values of tokens that follow the request's cached ones; see `KvRows`.
@@ -365,6 +398,8 @@ class ShardEngine:
         def work() -> None:
             if self._program is None or self._is_over:
                 raise RequestError("keys and values came before the shard was loaded")
+            if self._has_states:
+                raise RequestError("keys and values alone do not restore a model with states")
             put_copy(self._program, request, first, len(tokens), rows)
             if self.layout.is_last_stage:
                 self._choice.extend(request, tokens)
@@ -410,10 +445,18 @@ class ShardEngine:
                     self._prefixes.forget(request, kept_tokens=kept_tokens, answer=said)
                 if kept_tokens:
                     self._program.keep(request, kept_tokens)
+                    self._keep_prefixes(self._program)
                 else:
                     self._program.release(request)
 
         self._thread.post(work)
+
+    def _keep_prefixes(self, program: StageProgram | None) -> None:
+        """Store what is kept of ended requests on disk, also where no step follows."""
+        if self._prefixes is None or program is None or self._is_over:
+            return
+        if (writing := self._prefixes.keep(program)) is not None:
+            writing.add_done_callback(lambda _done: self._post(self._keep_prefixes))
 
     def close(self, *, parks: bool = False) -> StageProgram | None:
         """End the waits and the compute thread, and free everything. Blocks until that is done.
@@ -484,12 +527,12 @@ class ShardEngine:
                 _log.exception("closing a program failed")
 
     def _store_prefixes(self) -> None:
-        """Store prefixes for later sessions, unless replies continue on another plan."""
+        """Store prefixes for later sessions, and for this one's replies on another plan."""
         if self._prefixes is None:
             return
         try:
-            is_over = self._is_sound and not self._parks
-            self._prefixes.close(self._program if is_over else None)
+            program = self._program if self._is_sound else None
+            self._prefixes.close(program, within_s=STORED_WITHIN_S if self._parks else None)
         except Exception:  # back ends raise errors of their libraries
             _log.info("prefixes were not cached", exc_info=True)
 

@@ -29,6 +29,7 @@ class LinearAttention:
     kind: ClassVar[str] = "linear_attention"
     state_names: ClassVar[tuple[str, ...]] = ("channels", "state")
     """The names of the states in `state_shapes`."""
+    output_name: ClassVar[str] = "linear_output"
 
     num_key_heads: int
     num_value_heads: int
@@ -85,6 +86,13 @@ class LinearAttention:
             (self.convolution - 1, self.channels),
             (self.num_value_heads, self.key_size, self.value_size),
         )
+
+    @property
+    def state_units(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """For each state, the axis that is divided into units, and the elements that a unit has in
+        each section of it."""
+        channels = self.key_size, self.key_size, self.value_heads * self.value_size
+        return (1, channels), (0, (self.value_heads,))
 
     @property
     def state_values(self) -> int:

@@ -28,6 +28,7 @@ class ShortConvolution:
 
     kind: ClassVar[str] = "short_convolution"
     state_names: ClassVar[tuple[str, ...]] = ("channels",)
+    output_name: ClassVar[str] = "short_output"
 
     num_units: int
     unit_channels: int
@@ -63,6 +64,11 @@ class ShortConvolution:
     def state_shapes(self) -> tuple[tuple[int, ...], ...]:
         """The shape of one request's state, float32: the last inputs."""
         return ((self.convolution - 1, self.channels),)
+
+    @property
+    def state_units(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """See `LinearAttention.state_units`."""
+        return ((1, (self.unit_channels,)),)
 
     @property
     def state_values(self) -> int:

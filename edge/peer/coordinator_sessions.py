@@ -19,7 +19,7 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.engine.kv_copies import KvCopyQuotaShare
 from edge.engine.prefix_cache import PrefixStorage
 from edge.engine.report_batching import ReportBatcher
-from edge.engine.shard_engine import NO_MASKS
+from edge.engine.shard_engine import NO_MASKS, ShardEngine
 from edge.errors import CapacityError, EdgeError, PeerError, ProtocolError, RequestError
 from edge.host.free_memory import process_memory
 from edge.memory.ledger import MEASURING, Use
@@ -43,6 +43,7 @@ from edge.protocol.step_times import ShardTimes
 from edge.protocol.token_masks import read_masks
 from edge.protocol.topology import neighbours
 from edge.transport import Member
+from edge.weights.layout import ShardLayout, shard_layout
 from edge.weights.shard_tensors import check_tensors
 
 
@@ -91,6 +92,9 @@ class CoordinatorSessions:
             messages.ServeDrafts: self._serve_drafts,
             messages.AskDrafts: self._ask_drafts,
             messages.PutKv: self._put_kv,
+            messages.AskPrefix: self._ask_prefix,
+            messages.ReadPrefix: self._read_prefix,
+            messages.PutPrefix: self._put_prefix,
             messages.Measure: self._measure,
             messages.Observed: self._observed,
             messages.Close: self._close,
@@ -361,6 +365,35 @@ class CoordinatorSessions:
         put = hosted.shard.put_kv(call.request, call.first, call.tokens, call.rows)
         await asyncio.wrap_future(put)
         return messages.Done()
+
+    async def _ask_prefix(self, call: messages.AskPrefix) -> messages.HeldPrefix:
+        shard, layout = self._of_seat(call)
+        held = shard.stored_prefix(lambda stored: stored.held(call.request, layout, call.point))
+        told = await asyncio.wrap_future(held)
+        return messages.HeldPrefix(pieces=told.astype("<u4").tobytes())
+
+    async def _read_prefix(self, call: messages.ReadPrefix) -> messages.PrefixPieces:
+        shard, layout = self._of_seat(call)
+        read = shard.stored_prefix(lambda stored: stored.read(call, layout))
+        content = await asyncio.wrap_future(read)
+        return messages.PrefixPieces(content=content)
+
+    async def _put_prefix(self, call: messages.PutPrefix) -> messages.Done:
+        shard = self.get(call.session).shard
+        await asyncio.wrap_future(shard.stored_prefix(lambda stored: stored.put(call)))
+        return messages.Done()
+
+    def _of_seat(
+        self, call: messages.AskPrefix | messages.ReadPrefix
+    ) -> tuple[ShardEngine, ShardLayout]:
+        """The session's shard, and the layout of the shard that is asked for."""
+        hosted = self.get(call.session)
+        assignment = hosted.assignment
+        stages = assignment.plan.stages
+        if not (0 <= call.stage < len(stages) and 0 <= call.rank < len(stages[call.stage].shards)):
+            raise ProtocolError(f"the plan has no seat {(call.stage, call.rank)}")
+        model, plan = assignment.model, assignment.plan
+        return hosted.shard, shard_layout(model, plan, stage=call.stage, rank=call.rank)
 
     async def _measure(self, call: messages.Measure) -> ShardTimes:
         hosted = self.get(call.session)

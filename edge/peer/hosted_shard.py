@@ -70,7 +70,9 @@ class HostedShard:
         except BaseException:
             kv_room.give_back(self.kv)
             raise
-        self._most_prompt_tokens = 2 * (assignment.limits.cached_tokens + self._disk_tokens)
+        # A prompt is matched up to three times: before and after devices exchange what they have
+        # of it, and to restore states.
+        self._most_prompt_tokens = 6 * (assignment.limits.cached_tokens + self._disk_tokens)
         self._prompt_tokens: dict[str, int] = {}
         """Prompt tokens of each request under way, as far as the engine keeps them."""
         self._arrived: dict[Seat, Link] = {}

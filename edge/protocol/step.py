@@ -275,8 +275,8 @@ class StepLimits:
     @property
     def states(self) -> int:
         """States of requests and in places that there is memory for, in models with recurrent
-        layers."""
-        return self.requests + self.state_places
+        layers, and one on its way to or from the prefix cache."""
+        return self.requests + self.state_places + 1
 
     @property
     def caches(self) -> int:

@@ -8,6 +8,7 @@ import math
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ from edge.protocol.messages import Close, Connect, Done, Measure, Observed, PutK
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.protocol.topology import Place, Seat, sampler_seat
+
+Answer = TypeVar("Answer")
 
 _KV_CALLS_AT_ONCE = 4
 """Calls under way to one peer, so that it receives one while it stores another."""
@@ -134,8 +137,12 @@ class Connections:
     async def post_sampler(self, post: Post) -> None:
         await self._clients[self._sampler_seat].post(post)
 
+    async def call(self, seat: Seat, call: Call[Answer]) -> Answer:
+        """Ask the shard in this seat."""
+        return await self._clients[seat].call(call)
+
     async def call_sampler(self, call: Call[Done]) -> None:
-        await self._clients[self._sampler_seat].call(call)
+        await self.call(self._sampler_seat, call)
 
     async def release(self, gone: Collection[str] = (), *, parks: bool = False) -> None:
         """Wait until each peer has freed its shard, except lost ones, then disconnect.

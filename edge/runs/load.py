@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge.answers.answer import OnEnd
-from edge.answers.copies import held_layers
 from edge.errors import CapacityError, RequestError
 from edge.memory.model_sizes import model_facts
 from edge.memory.step_memory import LOGIT_CHUNK_BYTES, has_states, held_tokens
@@ -23,6 +22,7 @@ from edge.scheduling.prefixes import PrefixCacheIndex
 from edge.scheduling.residency import Residency
 from edge.scheduling.saved_states import SavedStates
 from edge.scheduling.state import SchedulingLimits, SchedulingState
+from edge.weights.cache_layout import held_layers
 from edge.weights.formats import weight_format
 from edge.weights.token_reads import packed_bytes_of_token
 
@@ -59,6 +59,7 @@ async def load_model(
         on_end=on_end,
         copies=load.copies,
         kv_is_rounded=load.kv_dtype != "float32",
+        exchange_facts=load.exchange_facts,
     )
     if load.spot_check:
         infos = {peer.name: peer for peer in peers}
@@ -110,7 +111,7 @@ def scheduling_state(
             chunk_tokens=chunk,
             logit_chunk_tokens=rows_at_once(spec.vocab_size),
             state_chunk_tokens=rows_at_once(spec.hidden_size),
-            asks_peers=not is_whole,  # saved states last as long as the session
+            asks_peers=True,
             rows_agree=rows_agree,
             batches_agree=batches_agree,
             drafts=_most_drafted(load) if rows_agree else 0,

@@ -51,7 +51,7 @@ class OrderSender:
             self._peer_events.reservations.ask(name, peers.peers)
             await peers.post(messages.Reserve(session=session, request=name, tokens=tokens))
         for name, match in orders.match.items():
-            self._peer_events.prefix_matches.ask(name, peers.peers)
+            self._peer_events.ask_prefix(name, match)
             await peers.post(
                 messages.MatchPrefix(
                     session=session,

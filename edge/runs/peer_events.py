@@ -4,10 +4,11 @@ or step that it answers, and becomes an event for scheduling and a result for an
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from edge.answers.answer import Answer
@@ -17,15 +18,20 @@ from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import one_line
 from edge.protocol.frame_codec import Event
+from edge.protocol.topology import Seat
 from edge.runs.acks import Acks
 from edge.runs.connections import Connections
 from edge.runs.dead_links import DeadLinks, Silence
+from edge.runs.prefix_exchange import PrefixExchange
 from edge.runs.under_way import AnswersUnderWay
 from edge.scheduling import events
 from edge.scheduling.decide import most_found
+from edge.scheduling.orders import Match
 from edge.scheduling.prefixes import joined
 from edge.scheduling.state import StepUnderWay
 from edge.transport.frame import Buffer
+
+_log = logging.getLogger(__name__)
 
 Tell = Callable[[events.Event], None]
 
@@ -50,8 +56,14 @@ class PeerEvents:
         self.swap_outs: Acks[PeerClient, str | None] = Acks()
         self.reservations: Acks[PeerClient, str | None] = Acks()
         """The reason why a peer could not swap out or reserve, or None."""
-        self.prefix_matches: Acks[PeerClient, int] = Acks()
-        """Tokens of a prompt that a peer has in its prefix cache."""
+        self.prefix_matches: Acks[PeerClient, tuple[Seat, messages.PrefixMatched]] = Acks()
+        """What the shard of a seat has of a prompt in its prefix cache."""
+        self.exchange: PrefixExchange | None = None
+        """Evens out what devices have; None: each computes what another lacks."""
+        self._new_matches: set[str] = set()
+        """Requests whose prefix is looked up for the first time, in no other request."""
+        self._exchanged: set[str] = set()
+        """Requests whose prefix is looked up again."""
         self._dead_links = DeadLinks()
         self._clock_ahead_s = math.inf
         """The local clock minus the sampler's, by the answer that arrived fastest."""
@@ -79,6 +91,7 @@ class PeerEvents:
 
     def cancel(self, id: str) -> None:
         """Forget an answer and have scheduling free it. An unknown id is ignored."""
+        self._exchanged.discard(id)
         if self._answers.forget(id) is not None:
             self._tell(events.Cancelled(id))
 
@@ -200,16 +213,54 @@ class PeerEvents:
         if done:
             self._tell(events.DiskReserved(request=event.request, why_not=why_not))
 
+    def ask_prefix(self, request: str, match: Match) -> None:
+        """Expect every peer to report what it has of a prompt."""
+        self.prefix_matches.ask(request, self._connections.peers)
+        if request in self._exchanged:
+            self._exchanged.remove(request)
+        elif match.source is None and not match.tokens:
+            self._new_matches.add(request)
+
+    async def _even_out(
+        self, exchange: PrefixExchange, request: str, found: Mapping[Seat, messages.PrefixMatched]
+    ) -> None:
+        """Exchange what devices have of a prefix, and go on with what is found then."""
+        has_moved = False
+        try:
+            has_moved = await exchange.even_out(request, found)
+        except EdgeError as error:  # a lost peer is noticed elsewhere
+            _log.info("a prefix is computed again: %s", error)
+        if has_moved:
+            self._exchanged.add(request)
+            self._tell(events.PrefixMoved(request=request))
+        else:
+            self._found_prefix(request, found.values())
+
     def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
-        matches = self.prefix_matches.add(event.request, client, event.tokens)
-        if matches is None:
+        said = self._connections.seat_of(client), event
+        request, answer = event.request, self._answers.get(event.request)
+        most = max(event.tokens, *event.points, 0)
+        if answer is not None and most > most_found(len(answer.terms.prompt)):
+            raise ProtocolError(f"{most} tokens known of a prompt of {len(answer.terms.prompt)}")
+        if min(event.tokens, *event.points, 0) < 0:
+            raise ProtocolError("fewer tokens than none")
+        found = self.prefix_matches.add(request, client, said)
+        if found is None:
             return
-        found = min(matches)  # only tokens that all shards have need not be computed
-        answer = self._answers.get(event.request)
-        if answer is not None and found > most_found(len(answer.terms.prompt)):
-            prompt = len(answer.terms.prompt)
-            raise ProtocolError(f"{found} tokens known of a prompt of {prompt}")
-        self._tell(events.PrefixFound(request=event.request, tokens=found))
+        is_new = request in self._new_matches
+        self._new_matches.discard(request)
+        if is_new and self.exchange is not None and len(found) > 1:
+            evening = asyncio.create_task(self._even_out(self.exchange, request, dict(found)))
+            self.questions.add(evening)
+            evening.add_done_callback(self.questions.discard)
+        else:
+            self._found_prefix(request, [each for _seat, each in found])
+
+    def _found_prefix(self, request: str, matches: Collection[messages.PrefixMatched]) -> None:
+        # Only tokens that all shards have need not be computed.
+        tokens = min(each.tokens for each in matches)
+        points = sorted(set.intersection(*(set(each.points) for each in matches)))
+        self._tell(events.PrefixFound(request=request, tokens=tokens, points=tuple(points)))
 
     def _on_waits(self, client: PeerClient, event: messages.Waits) -> None:
         receiver, sender = self._connections.seat_of(client), (event.stage, event.rank)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from edge.host.identity import host_id
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
-from edge.planning.kv_copies import kv_copies
+from edge.planning.kv_copies import FAST_BYTES_PER_S, kv_copies
 from edge.planning.kv_limits import kv_limits
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
@@ -18,10 +18,14 @@ from edge.protocol.step import StepLimits
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
+from edge.runs.prefix_exchange import ExchangeFacts
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.further import FurtherHead, further_of
 from edge.weights.layout import ShardLayout, shard_layout
+
+USUAL_TOKENS_PER_S = 1000.0
+"""Tokens of a prompt that a plan is taken to compute per second where devices are not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ class ResolvedLoad:
     """The share of steps after which a peer proves its arithmetic again."""
     expected: Mapping[str, ExpectedStep] = field(default_factory=dict)
     """Predicted times of the devices' steps, by id, where a prediction exists."""
+    exchange_facts: ExchangeFacts | None = None
+    """For stored prefixes that some devices lack; None: these are computed."""
 
     @classmethod
     def of(
@@ -73,6 +79,7 @@ class ResolvedLoad:
             trusted=options.trusted,
             spot_check=options.spot_check,
             expected=proposal.expected_steps(proposal.context_tokens),
+            exchange_facts=_exchange_facts(proposal, options),
         )
 
     def layout(self, seat: Seat) -> ShardLayout:
@@ -82,3 +89,29 @@ class ResolvedLoad:
     def further(self, seat: Seat) -> FurtherHead | None:
         """The further head that the shard of this seat computes, too."""
         return further_of(self.spec, self.plan, seat, self.weight_format)
+
+
+def _exchange_facts(proposal: Proposal, options: LoadOptions) -> ExchangeFacts | None:
+    """The predicted rates; None where stored prefixes are not exchanged: with one device, rounded
+    keys and values, whose scales are each shard's own, or `batch_invariant`.
+
+    The link from a device to its coordinator is not measured: the slowest between the plan's
+    devices stands for it, and FAST_BYTES_PER_S on one machine.
+    """
+    planned, cluster = set(proposal.plan.devices), proposal.cluster
+    if len(planned) < 2 or options.kv_dtype != "float32" or options.batch_invariant:
+        return None
+    rates = [each.bytes_per_s for each in cluster.links if {each.source, each.target} <= planned]
+    if all(cluster.device(id).host == host_id() for id in planned):
+        rates.append(FAST_BYTES_PER_S)
+    if not rates:
+        return None
+    whole = proposal.predict(prompt_tokens=proposal.context_tokens, output_tokens=1)
+    tokens_per_s = USUAL_TOKENS_PER_S
+    if whole is not None:
+        tokens_per_s = proposal.context_tokens / whole.first_token_s
+    return ExchangeFacts(
+        bytes_per_s=min(rates),
+        prompt_tokens_per_s=tokens_per_s,
+        has_states=any(kind.state_bytes for kind in proposal.model.kinds),
+    )

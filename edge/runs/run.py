@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.answers.answer import Answer, OnEnd
-from edge.answers.copies import HeldLayer, KvLayout
+from edge.answers.copies import KvLayout
 from edge.errors import EdgeError, PeerLostError, RequestError
 from edge.partition import Plan
 from edge.protocol.assignment import Copies
@@ -23,12 +23,14 @@ from edge.protocol.topology import Place, Seat
 from edge.runs.connections import Connections
 from edge.runs.order_sender import OrderSender
 from edge.runs.peer_events import PeerEvents
+from edge.runs.prefix_exchange import ExchangeFacts, PrefixExchange
 from edge.runs.spot_checks import SpotChecks
 from edge.runs.under_way import AnswersUnderWay
 from edge.scheduling import events
 from edge.scheduling.decide import decide
 from edge.scheduling.orders import Work
 from edge.scheduling.state import SchedulingState
+from edge.weights.cache_layout import HeldLayer
 from edge.weights.formats import WeightFormat
 
 _log = logging.getLogger(__name__)
@@ -50,8 +52,10 @@ class PlanRun:
         on_end: OnEnd,
         copies: Copies = "none",
         kv_is_rounded: bool = False,
+        exchange_facts: ExchangeFacts | None = None,
     ) -> None:
-        """copies: which keys and values the peers send copies of."""
+        """copies: which keys and values the peers send copies of. exchange_facts: for stored
+        prefixes that some devices lack; None: these are computed."""
         self.plan = plan
         self.held: dict[Seat, tuple[HeldLayer, ...]] = {}
         """The layers whose keys and values each shard keeps."""
@@ -69,6 +73,8 @@ class PlanRun:
         self._peer_events = PeerEvents(
             self._connections, self._answers, tell=self._tell, fail=self.fail
         )
+        if exchange_facts is not None:
+            self._peer_events.exchange = PrefixExchange(self._connections, exchange_facts)
         self._sender = OrderSender(self._connections, self._answers, self._peer_events)
         self._spot_checks: SpotChecks | None = None
         self._state: SchedulingState | None = None
@@ -124,6 +130,8 @@ class PlanRun:
         self._state = state
         digests = await self._connections.link(places)
         told = {seat: digest for seat, digest in digests.items() if digest is not None}
+        if len(set(told.values())) > 1:  # other kernels, or another form of keys and values
+            self._peer_events.exchange = None
         if self._copies != "none" and len(told) == len(digests):
             self._answers.kv_layout = KvLayout(
                 layers=dict(self.held), digests=told, is_rounded=self._kv_is_rounded

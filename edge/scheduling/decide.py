@@ -17,6 +17,7 @@ from edge.scheduling.events import (
     Event,
     Guessed,
     PrefixFound,
+    PrefixMoved,
     Submitted,
     SwapOutDone,
 )
@@ -83,6 +84,9 @@ def _apply(state: SchedulingState, event: Event) -> None:
                 entry.guesses, entry.was_guessed = event.tokens, event.was_guessed
         case PrefixFound():
             _prefix_found(state, event)
+        case PrefixMoved(request=request):
+            if (entry := state.active.get(request)) is not None:
+                _look_again(state, entry)
         case DiskReserved(request=request, why_not=why_not):
             if (entry := state.active.get(request)) is None:
                 return  # cancelled meanwhile
@@ -225,11 +229,22 @@ def _prefix_found(state: SchedulingState, found: PrefixFound) -> None:
         raise ValueError(
             f"a prefix of {found.tokens} tokens found for a prompt of {entry.prompt_tokens}"
         )
+    point = 0 if state.reuse is None or entry.asked else state.reuse.point(found.points)
+    if point > entry.point:
+        entry.point = point
+        _look_again(state, entry)
+        return
     entry.computed = 0 if state.reuse is None else state.reuse.matched(entry, found.tokens)
     if not entry.is_repeated:
         entry.singly = cut(entry.singly, entry.computed)
     state.found[found.request] = FoundPrefix(tokens=entry.computed, singly=entry.singly)
     _start(state, entry)
+
+
+def _look_again(state: SchedulingState, entry: RequestState) -> None:
+    """Have the peers look up a prefix once more."""
+    entry.state = "coming"
+    state.come.append(entry.request)
 
 
 def most_found(prompt_tokens: int) -> int:

@@ -91,6 +91,15 @@ class PrefixFound:
 
     request: str
     tokens: int
+    points: tuple[int, ...] = ()
+    """If layers have states: numbers of tokens at which every shard can restore them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixMoved:
+    """Devices have got what they lacked of a prefix, which is looked up again."""
+
+    request: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,4 +118,13 @@ class SwapOutDone:
     why_not: str | None = None
 
 
-Event = Submitted | Guessed | Cancelled | Answered | PrefixFound | DiskReserved | SwapOutDone
+Event = (
+    Submitted
+    | Guessed
+    | Cancelled
+    | Answered
+    | PrefixFound
+    | PrefixMoved
+    | DiskReserved
+    | SwapOutDone
+)

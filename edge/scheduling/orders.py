@@ -20,6 +20,8 @@ class Match:
     source: str | None = None
     """The request whose cache begins with the first `tokens` tokens; None: none in memory."""
     tokens: int = 0
+    """Without a source: where states are restored that every shard has stored; 0: see
+    `PrefixFound.points`."""
     moves: bool = False
     """The cache belongs to this request from now on."""
     singly: Spans = ()

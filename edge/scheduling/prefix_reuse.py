@@ -3,12 +3,13 @@
 Pure. A prompt may continue from a kept KV cache, from a request under way, or from prefixes that
 peers have from earlier plans; or it waits for a request under way that will have more of its
 prefix. `prefixes.py` decides which keys and values are useful. If layers have states, only
-positions with a saved state count (`saved_states.py`).
+positions with a saved state count (`saved_states.py`); peers that are asked report theirs, and are
+told which of them to restore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -104,9 +105,14 @@ class PrefixReuse:
                 moves=moves,
                 singly=found.singly,
             )
-        if self._asks_peers and self._prefixes.useful(len(prompt), len(prompt)):
-            return Match(prompt=prompt, salt=entry.salt)
+        most = self._prefixes.whole_units(len(prompt) - SHORTEST_STEP, ())
+        if self._asks_peers and most >= self._prefixes.fewest_tokens:
+            return Match(prompt=prompt, salt=entry.salt, tokens=entry.point)
         return None
+
+    def point(self, points: Sequence[int]) -> int:
+        """Where to restore states, of the tokens at which every shard can; 0 if that is useless."""
+        return max((each for each in points if each >= self._prefixes.fewest_tokens), default=0)
 
     def matched(self, entry: RequestState, tokens: int) -> int:
         """Number of its tokens that need not be computed, if every shard has the first `tokens`."""

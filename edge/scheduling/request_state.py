@@ -57,7 +57,9 @@ class RequestState:
     saves: set[int] = field(default_factory=set)
     """Lengths of the prompt behind which a state is saved."""
     asked: int = 0
-    """Tokens of its prefix that peers were told to take from another request."""
+    """Tokens of its prefix that peers were told to take from another request, or to restore."""
+    point: int = 0
+    """Tokens at which every shard can restore states; 0: not known."""
     state: Literal["coming", "matching", "going"] = "coming"
     """It is in steps only while "going": before, the start of its computation is not settled."""
     awaited: str = ""

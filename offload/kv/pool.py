@@ -150,6 +150,14 @@ class KVPool:
         for state in self._states:
             state[self._behind(place)] = state[slot]
 
+    def saved_states(self, place: int) -> list[NDArray[Any]]:
+        """The states in a place, each [1, …], as views of the pool."""
+        return self.states(self._behind(place), 1)
+
+    def new_states(self) -> list[NDArray[Any]]:
+        """Arrays for the states of one request, in the form of `states`."""
+        return [np.empty((1, *state.shape[1:]), state.dtype) for state in self._states]
+
     def load_states(self, slot: int, place: int) -> None:
         """Copy the states of a place to a slot. Raises KeyError if all states are taken."""
         if not self._with_state[slot]:

@@ -73,10 +73,7 @@ def test_states_go_where_their_requests_go(
               np.stack([beside[4], wanted[3]]))  # fmt: skip
         with pytest.raises(RequestError, match="at token 3, but its state is at 4"):
             go_on("a", 3, 4)
-        assert program.rows("a", 0, 2) is None
-        assert not program.cache_digest
-        with pytest.raises(RequestError, match="do not restore a model with states"):
-            program.put_rows("a", 0, [])
+        assert program.states("a", 4) is None, "nobody has saved it"
         program.swap_out("a")
         model.release("b")
         go_on("c", 0, 5, others)  # where "a" was, and then where "b" was
@@ -87,6 +84,8 @@ def test_states_go_where_their_requests_go(
         program.save_state("a", 9, 1)
         go_on("a", 9, 10)
         program.save_state("a", 9, 0)  # it has more by now
+        saved = program.rows("a", 0, 9), program.states("a", 9)
+        assert program.saved("a") == [9]
         assert program.take("d", "a", 9, moves=False) == 9
         go_on("d", 9, 11)
         program.swap_out("d")
@@ -104,6 +103,14 @@ def test_states_go_where_their_requests_go(
         go_on("f", 9, 10)
         model.release("e")
         assert program.take("g", "f", 9, moves=True) == 0, "it was the one's that is gone"
+        model.release("f")
+        rows, states = saved
+        assert rows is not None
+        assert states is not None
+        assert [each.shape for each in states] == [each.shape for each in program.new_states()]
+        program.put_rows("h", 0, rows)
+        program.put_states("h", 9, states)
+        go_on("h", 9, 12)
 
 
 def test_a_request_longer_than_memory_keeps_its_states(tmp_path: Path) -> None:

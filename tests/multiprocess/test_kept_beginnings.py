@@ -216,16 +216,18 @@ def test_a_long_beginning_of_many_requests_is_little_more_work_than_once(tmp_pat
         for size in (1000, *[20] * 32)
     )
     whole_tokens = len(beginning) + sum(map(len, tails))
-    with edge.Cluster.local(peers=2, threads=1) as cluster:
-        plans: tuple[Parallel, ...] = ("pipeline", "tensor")
-        for plan in plans:
-            with cluster.load(
+    plans: tuple[Parallel, ...] = ("pipeline", "tensor")
+    for plan in plans:
+        with (
+            edge.Cluster.local(peers=2, threads=1) as cluster,
+            cluster.load(
                 folder, dtype="float32", plan=plan, context_tokens=1100, concurrency=4
-            ) as model:
-                model.generate([[*beginning, *tail] for tail in tails], max_new_tokens=1)
-                assert whole_tokens <= model.work.prompt_tokens <= 1.1 * whole_tokens
-                steps = 1000 // CHUNK + 1 + len(tails) - 1
-                assert chunks(model) == [steps, steps]
+            ) as model,
+        ):
+            model.generate([[*beginning, *tail] for tail in tails], max_new_tokens=1)
+            assert whole_tokens <= model.work.prompt_tokens <= 1.1 * whole_tokens
+            steps = 1000 // CHUNK + 1 + len(tails) - 1
+            assert chunks(model) == [steps, steps]
 
 
 def test_a_prompt_that_is_read_beside_an_answer_is_the_same_prompt(
@@ -272,8 +274,7 @@ def test_a_prompt_that_is_read_beside_an_answer_is_the_same_prompt(
 
 
 def test_another_command_goes_on_from_what_the_last_one_has_left(tmp_path: Path) -> None:
-    """In the memory of a daemon that stays; no disk is given to it. One, as plans over several
-    depend on how fast their links are just then, and another plan finds nothing."""
+    """In the memory of a daemon that stays; no disk is given to it."""
     prompt = " ".join(["The cat lives in the barn."] * 15)
     with Daemon(tmp_path) as daemon:
 

@@ -195,7 +195,7 @@ def test_codes_and_streamed_layers_move_as_well(
         return replace(plan, stages=(replace(stage, shards=(shard,)),))
 
     size = token_bytes(checkpoint) // (4 if kv_dtype == "int8" else 8)
-    beside = (STATES_AT_ONCE + 1) * state_bytes(whole_layout(checkpoint.spec), kv_dtype)
+    beside = (STATES_AT_ONCE + 2) * state_bytes(whole_layout(checkpoint.spec), kv_dtype)
     with edge.Cluster.local(
         peers=2,
         threads=1,

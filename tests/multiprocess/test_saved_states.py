@@ -36,13 +36,18 @@ def test_prompts_that_begin_alike_go_on_from_saved_states(
     tiny_checkpoint: Callable[..., TinyCheckpoint], family: str, layout: str, kv_dtype: KvDtype
 ) -> None:
     """A turn that repeats the prompt, one that repeats the answer as well, and prompts that part
-    from an old one in its middle: the first finds nothing and the next one does."""
+    from an old one in its middle: the first finds nothing and the next one does. Later sessions
+    find what was saved as well."""
     checkpoint = tiny_checkpoint(family)
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
     first, second, third = (tuple(checkpoint.prompt(count)) for count in (300, 41, 50))
-    with edge.Cluster.local(peers=len(plan.devices), threads=1) as cluster:
+    count = len(plan.devices)
+    with (
+        edge.Cluster.local(peers=count, threads=1) as cluster,
+        edge.Cluster.local(peers=count, threads=1) as others,
+    ):
 
-        def load() -> edge.Model:
+        def load(cluster: edge.Cluster = cluster) -> edge.Model:
             return cluster.load(
                 checkpoint.path,
                 dtype="float32",
@@ -69,11 +74,13 @@ def test_prompts_that_begin_alike_go_on_from_saved_states(
             shared = model.generate(parting[1], OPTIONS)
             assert found(shared) == 200 // unit * unit
         for prompt, reply in ((turn, again), (parting[1], shared)):
-            with load() as model:
-                anew = model.generate(prompt, OPTIONS)
+            with load() as model, load(others) as other:
+                later, anew = model.generate(prompt, OPTIONS), other.generate(prompt, OPTIONS)
+            assert found(later) >= 200 // unit * unit
             assert found(anew) == 0
-            assert anew.token_ids == reply.token_ids
-            assert (anew.logprobs, anew.top_logprobs) == (reply.logprobs, reply.top_logprobs)
+            for each in (later, anew):
+                assert each.token_ids == reply.token_ids
+                assert (each.logprobs, each.top_logprobs) == (reply.logprobs, reply.top_logprobs)
 
 
 @pytest.mark.parametrize("family", ["qwen3_5"])

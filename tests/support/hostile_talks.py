@@ -120,6 +120,7 @@ def talk(address: str, memory_bytes: int = 4 << 30) -> list[Frame]:
     assignment = replace(assignment, manifest_digest=digest)
     prompt = StepEntry(request="r", position=0, tokens=(1, 2, 3), logit_rows=1)
     terms = SamplingTerms(sampling=SamplingParameters(), end_ids=frozenset({7}), max_new_tokens=4)
+    of_prefix: Any = {"session": "s", "request": "r", "stage": 0, "rank": 0}
     sent: list[Any] = [
         messages.Describe(),
         messages.SetMemory(bytes=memory_bytes),
@@ -131,6 +132,18 @@ def talk(address: str, memory_bytes: int = 4 << 30) -> list[Frame]:
         messages.Open(assignment=assignment, lease=Lease(), prefix_secret=bytes(32)),
         messages.Connect(session="s", places={(0, 0): Place(name="n", addresses=(address,))}),
         messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2, 3])),
+        messages.AskPrefix(point=2, **of_prefix),
+        messages.ReadPrefix(first=0, last=2, has_states=False, pieces=(0,), **of_prefix),
+        messages.PutPrefix(
+            session="s",
+            request="r",
+            first=0,
+            last=2,
+            has_states=True,
+            is_whole=True,
+            pieces=(),
+            content=b"",
+        ),
         messages.Reserve(session="s", request="r", tokens=4),
         messages.RunStep(session="s", step=Step(entries=(prompt,), run=3), terms={"r": terms}),
         messages.YieldRun(session="s"),

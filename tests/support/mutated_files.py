@@ -40,6 +40,7 @@ from edge.offload import (
     DerivedCache,
     Manifest,
     ManifestBuilder,
+    PrefixPart,
     PrefixStore,
     ShardCache,
 )
@@ -304,14 +305,17 @@ class Files:
 
             return Kind((packed / name).read_bytes(), read)
 
-        key, secret, block = "0" * 64, bytes(32), [np.arange(50, dtype=np.float32)]
-        assert PrefixStore(folder / "prefixes", 1 << 20).put(key, block, secret)
+        key, secret, block = "0" * 64, bytes(32), np.arange(50, dtype=np.float32)
+        pieces: dict[str, np.ndarray] = {"a": block, "b": block[:5]}
+        assert PrefixStore(folder / "prefixes", 1 << 20).put(key, pieces, secret)
+        (record,) = (folder / "prefixes").iterdir()
 
         def get_block(changed: bytes) -> None:
-            (folder / "prefixes" / key).write_bytes(changed)
-            into = [np.zeros_like(block[0])]
-            if PrefixStore(folder / "prefixes", 1 << 20).get(key, into, secret):
-                assert np.array_equal(into[0], block[0])
+            record.write_bytes(changed)
+            store = PrefixStore(folder / "prefixes", 1 << 20)
+            into = np.zeros_like(block)
+            if store.read(store.find(key, PrefixPart.of("a"), secret), {"a": into}, secret):
+                assert np.array_equal(into, block)
 
         facts = FactsCache(folder / "facts")
         ends = peer_info("a"), peer_info("b")
@@ -344,7 +348,7 @@ class Files:
             "cached weights": in_shard("weights"),
             "packed manifest": in_packed("manifest.json"),
             "packed weights": in_packed("weights"),
-            "prefix": Kind((folder / "prefixes" / key).read_bytes(), get_block),
+            "prefix": Kind(record.read_bytes(), get_block),
             "link": Kind(link.read_bytes(), get_link),
         }
 

@@ -174,10 +174,7 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
 
     @property
     def cache_digest(self) -> str:
-        if not self._cache.pool.can_cut:
-            return ""
-        long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
-        return f"onnxruntime {ort.__version__} {self._cache.digest} {long}"
+        return f"onnxruntime {ort.__version__} {self._cache.digest}"
 
     def reset(self) -> bool:
         if self._kv_bits is not None or self._kv_tier is not None or self._limits.observes:

@@ -145,6 +145,14 @@ class BlockCache:
         """Copy a slot's states to a place, over its contents."""
         self.states_of_layers.save(slot, place)
 
+    def saved_states(self, place: int) -> list[NDArray[Any]]:
+        """Copies of the states in a place, in the form of `states`."""
+        return self.states_of_layers.read_place(place)
+
+    def new_states(self) -> list[NDArray[Any]]:
+        """Arrays for the states of one request, in the form of `states`."""
+        return self.states_of_layers.new_arrays()
+
     def load_states(self, slot: int, place: int) -> None:
         """Copy the states of a place to a slot."""
         self.states_of_layers.load(slot, place)

@@ -172,13 +172,9 @@ class TritonProgram(SwappedKv):
 
     @property
     def cache_digest(self) -> str:
-        if not self._cache.can_cut:
-            return ""
-        layout = self._operators.layout
-        long = [each.is_long(self._limits.context_tokens) for each in layout.rotations]
         return (
             f"triton {triton.__version__} torch {torch.__version__} {self._device.name} "
-            f"{self._operators.activations} {long}"
+            f"{self._operators.activations}"
         )
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
@@ -187,8 +183,6 @@ class TritonProgram(SwappedKv):
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
         if request not in self._cache or not self._moves.is_inside(request):
             return None
-        if not self._cache.can_cut:
-            return None
         slot = self._cache.open(request)
         if self._cache.length(slot) < last:
             return None
@@ -196,8 +190,6 @@ class TritonProgram(SwappedKv):
         return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        if not self._cache.can_cut:
-            raise RequestError("keys and values alone do not restore a model with states")
         slot = self._cache.open(request)
         for layer in range(self._cache.shape.num_layers):
             keys, values = rows[2 * layer : 2 * layer + 2]

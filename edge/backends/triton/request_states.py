@@ -106,8 +106,21 @@ class RequestStates:
         layers. Waits for earlier launches."""
         if not self:
             return []
-        rows = [self._row_of[slot] for slot in range(first, first + count)]
-        wholes = [self._device.to_host(whole[:, rows].clone()).numpy() for whole in self._wholes]
+        return self._read([self._row_of[slot] for slot in range(first, first + count)])
+
+    def read_place(self, place: int) -> list[Array]:
+        """Copies of the states in a place, in the form of `read`."""
+        return self._read([self._requests + place]) if self else []
+
+    def new_arrays(self) -> list[Array]:
+        """Arrays for the states of one slot, in the form of `read`."""
+        shapes = [self._wholes[group].shape[2:] for group, _number in self._place_of]
+        return [np.empty((1, *shape), np.float32) for shape in shapes]
+
+    def _read(self, rows: Sequence[int]) -> list[Array]:
+        wholes = [
+            self._device.to_host(whole[:, list(rows)].clone()).numpy() for whole in self._wholes
+        ]
         return [wholes[group][number] for group, number in self._place_of]
 
     def write(self, slot: int, states: Sequence[Array]) -> None:

@@ -266,6 +266,12 @@ class DeviceCache:
         for source, target in zip(self._states_of(slot), saved, strict=True):
             self._device.copy(source, target)
 
+    def saved_states(self, place: int) -> list[NDArray[Any]]:
+        return [self._device.read(each) for each in self._places.get(place, ())]
+
+    def new_states(self) -> list[NDArray[Any]]:
+        return [np.empty((1, *shape), np.float32) for shape in self._state_shapes]
+
     def load_states(self, slot: int, place: int) -> None:
         held = self._held[slot]
         if held.states is None:

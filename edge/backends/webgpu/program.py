@@ -80,10 +80,7 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
 
     @property
     def cache_digest(self) -> str:
-        if not self._cache.can_cut:
-            return ""
-        long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
-        return f"webgpu {ort.__version__} {self._device.identity} {long}"
+        return f"webgpu {ort.__version__} {self._device.identity}"
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
         return self._cache.new_rows(tokens)
@@ -92,15 +89,13 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
         if request not in self._cache or not self._moves.is_inside(request):
             return None
         slot = self._cache.open(request)
-        if not self._cache.can_cut or self._cache.length(slot) < last:
+        if self._cache.length(slot) < last:
             return None
         layers = range(self._cache.shape.num_layers)
         with self._losing():
             return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        if not self._cache.can_cut:
-            raise RequestError("keys and values alone do not restore a model with states")
         slot = self._cache.open(request)
         with self._losing():
             for layer in range(self._cache.shape.num_layers):
@@ -119,6 +114,14 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
     def save_state(self, request: str, tokens: int, place: int) -> None:
         with self._losing():
             super().save_state(request, tokens, place)
+
+    def states(self, request: str, tokens: int) -> list[NDArray[Any]] | None:
+        with self._losing():
+            return super().states(request, tokens)
+
+    def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
+        with self._losing():
+            super().put_states(request, tokens, states)
 
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         with self._losing():

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from demos.bundled import MODEL
-from edge.answers.copies import AnswerCopies, Copy, KvLayout, held_layers
+from edge.answers.copies import AnswerCopies, Copy, KvLayout
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.protocol.messages import MOST_COPY_BYTES
 from edge.protocol.step import MAX_CHUNK_TOKENS
 from edge.protocol.topology import Seat
+from edge.weights.cache_layout import held_layers
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout

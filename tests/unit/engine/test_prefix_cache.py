@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
 from edge.engine.prefix_cache import PrefixCache, PrefixStorage
-from edge.offload import PrefixMemory, PrefixStore
+from edge.offload import Pieces, PrefixMemory, PrefixStore
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
+from edge.weights.cache_layout import row_pieces
 from tests.support.plans import solo_assignment
 from tests.support.specs import plain_spec
 
@@ -32,6 +34,11 @@ ASSIGNMENT = solo_assignment(
 PROMPT = tuple(range(100, 100 + 3 * BLOCK + 2))
 
 
+NAMES = row_pieces(ASSIGNMENT.layout)
+SHAPE = NAMES[-1].array + 1, 1 + max(int(str(each.part[0])) for each in NAMES), 64, 3
+"""Keys and values of each layer, heads, tokens, elements."""
+
+
 @dataclass
 class Cache:
     """What `PrefixCache` asks of a program: one request's rows, which say their token and place."""
@@ -40,27 +47,30 @@ class Cache:
     length: int = 0
     cache_digest: str = "c"
 
+    def new_states(self) -> list[NDArray[Any]]:
+        return []
+
     def compute(self, length: int) -> None:
-        self.rows_there[:, self.length : length, 0] = PROMPT[self.length : length]
+        self.rows_there[..., self.length : length, 0] = PROMPT[self.length : length]
         self.length = length
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        return [np.zeros((2, tokens, 3), np.float32)]
+        return list(np.zeros((*SHAPE[:2], tokens, SHAPE[3]), np.float32))
 
     def rows(self, _request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        return [self.rows_there[:, first:last]] if last <= self.length else None
+        return list(self.rows_there[:, :, first:last]) if last <= self.length else None
 
     def put_rows(self, _request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         assert first <= self.length
         self.length = first + rows[0].shape[1]
-        self.rows_there[:, first : self.length] = rows[0]
+        self.rows_there[:, :, first : self.length] = rows
 
     def as_storage(self) -> KvStorage:
         return cast(KvStorage, self)
 
 
 def cache() -> Cache:
-    return Cache(np.zeros((2, 64, 3), np.float32))
+    return Cache(np.zeros(SHAPE, np.float32))
 
 
 SECRET = b"of an owner".ljust(32)
@@ -69,7 +79,9 @@ SECRET = b"of an owner".ljust(32)
 def kept_on(
     disk: PrefixStore | None, secret: bytes = SECRET, memory: PrefixMemory | None = None
 ) -> PrefixStorage:
-    return PrefixStorage(memory=memory or PrefixMemory(), disk=disk, secret=secret)
+    return PrefixStorage(
+        memory=memory or PrefixMemory(), disk=disk, secret=secret, disk_block_tokens=BLOCK
+    )
 
 
 class SlowStore(PrefixStore):
@@ -83,13 +95,13 @@ class SlowStore(PrefixStore):
     def put(
         self,
         key: str,
-        arrays: Sequence[NDArray[Any]],
-        secret: bytes,
+        pieces: Pieces,
+        secret: bytes = b"",
         owner: str = "",
         cost: float = 0.0,
     ) -> bool:
         self.may_write.wait()
-        return not self.is_full and super().put(key, arrays, secret, owner, cost)
+        return not self.is_full and super().put(key, pieces, secret, owner, cost)
 
 
 @pytest.fixture
@@ -103,7 +115,7 @@ def known(store: PrefixStore, secret: bytes = SECRET) -> int:
     """Tokens of the prompt that another session finds, each as it was computed."""
     prefixes, found = PrefixCache(kept_on(store, secret), ASSIGNMENT), cache()
     tokens = prefixes.match(found.as_storage(), "other", PROMPT)
-    assert (found.rows_there[:, :tokens, 0] == PROMPT[:tokens]).all()
+    assert (found.rows_there[..., :tokens, 0] == PROMPT[:tokens]).all()
     prefixes.close()
     return tokens
 
@@ -116,7 +128,7 @@ def test_a_block_is_kept_while_the_next_is_computed(store: SlowStore) -> None:
     prefixes.keep(program.as_storage())
     program.compute(2 * BLOCK)
     prefixes.keep(program.as_storage())  # does not wait for the first
-    program.rows_there[:, :BLOCK] = -1.0  # which was copied
+    program.rows_there[:, :, :BLOCK] = -1.0  # which was copied
     store.may_write.set()
     prefixes.close()
     assert known(store) == BLOCK
@@ -170,12 +182,14 @@ def test_without_one_block_those_behind_it_are_not_written(store: SlowStore) -> 
 
 
 LONG = tuple(range(300, 300 + 60))
+IN_MEMORY_BYTES = math.ceil(len(NAMES) * 16 * 3 * 4 / mmap.PAGESIZE) * mmap.PAGESIZE
+"""Of a block."""
 
 
 def computed(length: int, prompt: Sequence[int] = LONG) -> Cache:
     """One whose rows say so many of a prompt."""
     made = cache()
-    made.rows_there[:, :length, 0] = prompt[:length]
+    made.rows_there[..., :length, 0] = prompt[:length]
     made.length = length
     return made
 
@@ -193,7 +207,7 @@ def found_in(memory: PrefixMemory, prompt: Sequence[int], *, known: int = 0) -> 
     """Tokens that another session finds, each as it was computed."""
     prefixes, there = PrefixCache(kept_on(None, memory=memory), ASSIGNMENT), computed(known)
     tokens = prefixes.match(there.as_storage(), "other", prompt, known=known)
-    assert (there.rows_there[:, :tokens, 0] == prompt[:tokens]).all()
+    assert (there.rows_there[..., :tokens, 0] == prompt[:tokens]).all()
     prefixes.close()
     return tokens
 
@@ -236,16 +250,16 @@ def test_where_bits_may_depend_on_answers_they_are_not_found_where_they_may_not(
 
 def test_where_there_is_little_room_the_beginning_stays() -> None:
     memory = PrefixMemory()
-    memory.limit(2 * mmap.PAGESIZE)
+    memory.limit(2 * IN_MEMORY_BYTES)
     left(memory, LONG, 60)
-    assert memory.used_bytes == 2 * mmap.PAGESIZE
+    assert memory.used_bytes == 2 * IN_MEMORY_BYTES
     assert found_in(memory, LONG) == 32
 
 
 def test_behind_many_tokens_a_beginning_stays_longer() -> None:
     """It takes more to compute again, for as many bytes."""
     memory = PrefixMemory()
-    memory.limit(4 * mmap.PAGESIZE)
+    memory.limit(4 * IN_MEMORY_BYTES)
     long, other, third = LONG, tuple(range(400, 460)), tuple(range(500, 560))
     left(memory, long, 48)
     left(memory, other, 16)
@@ -256,7 +270,8 @@ def test_behind_many_tokens_a_beginning_stays_longer() -> None:
 
 def test_on_disk_the_end_of_a_prompt_goes_before_its_beginning(tmp_path: Path) -> None:
     """Without the beginning its end is worth nothing."""
-    block_bytes = 40 + 2 * BLOCK * 3 * 4 + 16
+    names = sum(len(f"48 {each.name}\n") for each in NAMES)
+    block_bytes = 44 + names + 16 + len(NAMES) * (BLOCK * 3 * 4 + 16)
     store = PrefixStore(tmp_path, 3 * block_bytes)
     prefixes, program = PrefixCache(kept_on(store), ASSIGNMENT), cache()
     prefixes.match(program.as_storage(), "r", PROMPT)
@@ -298,7 +313,7 @@ def test_disk_goes_on_where_memory_ends(store: SlowStore) -> None:
     prefixes.close()
     prefixes, there = PrefixCache(kept_on(store, memory=memory), ASSIGNMENT), cache()
     assert prefixes.match(there.as_storage(), "other", LONG) == 56
-    assert (there.rows_there[:, :56, 0] == LONG[:56]).all()
+    assert (there.rows_there[..., :56, 0] == LONG[:56]).all()
     prefixes.close()
 
 
@@ -315,7 +330,12 @@ def shared(
     """Of a device that has the secret of its cluster."""
     return PrefixCache(
         PrefixStorage(
-            memory=memory or PrefixMemory(), disk=disk, secret=SECRET, owner=owner, trusted=trusted
+            memory=memory or PrefixMemory(),
+            disk=disk,
+            secret=SECRET,
+            owner=owner,
+            trusted=trusted,
+            disk_block_tokens=BLOCK,
         ),
         ASSIGNMENT,
     )
@@ -350,7 +370,7 @@ def test_what_a_member_leaves_is_found_by_who_names_it_alone(
         prefixes, there = shared(owner, trusted=trusted, **place), cache()
         tokens = prefixes.match(there.as_storage(), "r", LONG)
         prefixes.close()
-        return tokens, bool((there.rows_there[:, :tokens, 0] == LONG[:tokens]).all())
+        return tokens, bool((there.rows_there[..., :tokens, 0] == LONG[:tokens]).all())
 
     most = 56 if is_disk else 48
     assert found_by(ALICE) == (0, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +54,8 @@ SECRET = b"of an owner".ljust(32)
 def kept_in(
     memory: PrefixMemory, disk: PrefixStore | None = None, *, secret: bytes = SECRET
 ) -> PrefixStorage:
-    return PrefixStorage(memory=memory, disk=disk, secret=secret)
+    size = LIMITS.chunk_tokens
+    return PrefixStorage(memory=memory, disk=disk, secret=secret, disk_block_tokens=size)
 
 
 class HeldBackLink:
@@ -225,6 +227,49 @@ def test_what_a_session_has_read_is_there_for_the_next(plan: str, kv_dtype: KvDt
     assert ask(longer, 8) == (48, expected)
     next(iter(memories.values())).limit(0)
     assert ask(longer, 8) == (0, expected)
+
+
+def test_answers_are_stored_on_disk_without_a_further_step(tmp_path: Path) -> None:
+    """As long as they are kept in memory. Two blocks are of the prompt, one of the answer."""
+    store, size = PrefixStore(tmp_path, 1 << 20), LIMITS.chunk_tokens
+    prompt = [*range(5, 5 + 2 * size + 3)]
+    with linked(PLANS["solo"], places=lambda _seat: kept_in(PrefixMemory(), store)) as found:
+        (session,) = found.sessions
+        found.each(lambda each: each.match_prefix("r", np.asarray(prompt, "<i4")))
+        answer = found.reply("r", prompt, size)
+        said = np.asarray(answer[:-1], np.int32)
+        session.finish("r", kept_tokens=len(prompt) + size - 1, answer=said)
+        until = time.monotonic() + REPORT_WITHIN_S
+        while len(list(tmp_path.iterdir())) < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    longer = np.asarray([*prompt, *answer, 7, 8], "<i4")
+    with linked(PLANS["solo"], places=lambda _seat: kept_in(PrefixMemory(), store)) as found:
+        matched = found.each(lambda each: each.match_prefix("r", longer))
+    assert matched == [PrefixMatched(request="r", tokens=3 * size, stored=(3 * size,))]
+
+
+@pytest.mark.parametrize(
+    ("is_strict", "expected"), [(False, [0, 32, 32, 32, 32]), (True, [0, 0, 0, 0, 32])]
+)
+def test_what_one_plan_has_read_is_there_for_another(is_strict: bool, expected: list[int]) -> None:
+    """On devices that have it: here all shards are of one. Where no bit may depend on it, it is
+    there for the same plan alone."""
+    limits = replace(LIMITS, batch_invariant=is_strict)
+    memory = PrefixMemory()
+    memory.limit(1 << 24)
+    prompt, known = [*range(5, 42)], []
+    for plan in ("tensor", "solo", "mixed", "pipeline", "mixed"):
+        with linked(PLANS[plan], limits=limits, places=lambda _seat: kept_in(memory)) as found:
+            matched = found.each(
+                lambda session: session.match_prefix("r", np.asarray(prompt, "<i4"))
+            )
+            (tokens,) = {each.tokens for each in matched if isinstance(each, PrefixMatched)}
+            assert found.reply("r", prompt, 4, known=tokens) == replies(SPEC, prompt, 4)
+            for session in found.sessions:
+                session.finish("r", kept_tokens=len(prompt))
+        known.append(tokens)
+    assert known == expected
 
 
 def test_a_step_that_fails_is_the_last_one() -> None:

@@ -403,7 +403,7 @@ def test_what_is_under_way_in_a_session_has_a_limit() -> None:
             KvRoom(memory_bytes=None, disk=None),
         )
         try:
-            most_tokens = 2 * LIMITS.cached_tokens
+            most_tokens = 6 * LIMITS.cached_tokens
             hosted.announce("long", prompt_tokens=most_tokens)
             with pytest.raises(ProtocolError, match=f"prompts of more than {most_tokens} tokens"):
                 hosted.announce("longer", prompt_tokens=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edge.memory.ledger import Baseline, Ledger, Use
-from edge.offload import PrefixMemory
+from edge.offload import PrefixMemory, PrefixPart
 from edge.peer.access import UserLimits
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
@@ -49,11 +49,15 @@ def with_resources(
     asyncio.run(main())
 
 
+def has(memory: PrefixMemory, name: str) -> bool:
+    return bool(memory.find(name, PrefixPart.of("x")))
+
+
 def keep(memory: PrefixMemory, names: str, owner: str = "") -> str:
     """A MiB by each name; those that are there in the end."""
     for name in names:
-        memory.put(name, [np.zeros(MIB, np.uint8)], owner)
-    return "".join(name for name in names if memory.has(name))
+        memory.put(name, {"x": np.zeros(MIB, np.uint8)}, owner=owner)
+    return "".join(name for name in names if has(memory, name))
 
 
 def test_half_of_what_nobody_needs_is_for_them(tmp_path: Path) -> None:
@@ -68,7 +72,7 @@ def test_half_of_what_nobody_needs_is_for_them(tmp_path: Path) -> None:
         assert memory.used_bytes == 5 * MIB
         async with resources.room_to_load(4 * MIB):
             assert memory.used_bytes == 3 * MIB
-        assert memory.has("h")
+        assert has(memory, "h")
         await resources.reserve("other", Use(weight_bytes=10 * MIB))
         assert memory.used_bytes == 0
         resources.release("load")

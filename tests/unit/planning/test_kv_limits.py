@@ -135,14 +135,14 @@ def test_less_is_tried_where_all_have_a_disk() -> None:
 
 
 def test_states_take_memory_before_tokens_do(tiny_checkpoint: Make) -> None:
-    """Of as many requests as may be under way, as many copies and one more, for guesses; each part
-    of the heads has its part of them. Copies are not moved to disk, and there are fewer where
-    tokens would be."""
+    """Of as many requests as may be under way, as many copies and two more, for guesses and for the
+    prefix cache; each part of the heads has its part of them. Copies are not moved to disk, and
+    there are fewer where tokens would be."""
     spec = tiny_checkpoint("qwen3_5").spec
     wished = LoadOptions(context_tokens=64, concurrency=2).limits(spec)
-    assert (wished.requests, wished.states) == (STATES_AT_ONCE, 2 * STATES_AT_ONCE + 1)
+    assert (wished.requests, wished.states) == (STATES_AT_ONCE, 2 * STATES_AT_ONCE + 2)
     many = LoadOptions(context_tokens=64, concurrency=9).limits(spec)
-    assert (many.requests, many.states) == (9, 19)
+    assert (many.requests, many.states) == (9, 20)
     assert LoadOptions(observes=True).limits(spec).saved_states == 0
     facts = model_facts(spec, FORMAT, name="qwen3_5", embedding_itemsize=4)
     linear = spec.layer(0).mixer
@@ -159,14 +159,14 @@ def test_states_take_memory_before_tokens_do(tiny_checkpoint: Make) -> None:
     solo, one = make_plan(spec, "solo", model="qwen3_5", devices="a"), states // wished.requests
     token_bytes = facts.kinds[1].token_bytes
     tight = peer(
-        "a", kv_memory=2 * states + one + 100 * token_bytes, kv_disk=states + 40 * token_bytes
+        "a", kv_memory=2 * (states + one) + 100 * token_bytes, kv_disk=states + 40 * token_bytes
     )
     cluster = ClusterSpec(devices=(tight.device(buffer_bytes=0),))
     found = kv_limits(wished, solo, facts, cluster, [tight])
     assert (found.cached_tokens, found.disk_tokens) == (100, 40)
     sizes = LoadSizes.of(LoadOptions(context_tokens=64, concurrency=2), spec)
     assert with_kv_memory(sizes, facts, [tight]).kv_tokens == 100
-    tighter = peer("a", kv_memory=states + 2 * one + 90 * token_bytes)
+    tighter = peer("a", kv_memory=states + 3 * one + 90 * token_bytes)
     planned = with_kv_memory(sizes, facts, [tighter])
     assert (planned.kv_tokens, planned.limits.saved_states) == (90, 1)
-    assert planned.workload.states == wished.requests + 2
+    assert planned.workload.states == wished.requests + 3

@@ -51,7 +51,7 @@ def test_memory_is_kept_for_the_context_whatever_the_workload() -> None:
     wished = Workload(prompt_tokens=20, output_tokens=10, concurrency=3)
     options = LoadOptions(context_tokens=64, concurrency=2, workload=wished)
     planned = LoadSizes.of(options, spec(100)).workload
-    assert planned == replace(wished, reserved_tokens=128, states=MAX_REQUESTS_AT_ONCE + 1)
+    assert planned == replace(wished, reserved_tokens=128, states=MAX_REQUESTS_AT_ONCE + 2)
     assert planned.cached_tokens == 128
 
 

@@ -130,6 +130,20 @@ FRAMES_SENT = (
         parts=(messages.CopiedTokens(request="r", first=5, tokens=2),), rows=b"\0\1\2\3"
     ),
     messages.PutKv(session="s", request="r", first=5, tokens=(7, 8), rows=b"\0\1\2\3"),
+    messages.AskPrefix(session="s", request="r", stage=1, rank=0, point=5),
+    messages.ReadPrefix(
+        session="s", request="r", stage=1, rank=0, first=0, last=5, has_states=True, pieces=(0, 3)
+    ),
+    messages.PutPrefix(
+        session="s",
+        request="r",
+        first=0,
+        last=5,
+        has_states=False,
+        is_whole=True,
+        pieces=(0,),
+        content=b"\0\1\2\3\4",
+    ),
     RunStep(
         session="s",
         step=Step(
@@ -209,6 +223,8 @@ ANSWERS = (
         peak_bytes=2, kv_written_bytes=3,
     ),
     messages.Gram(content=b"\0\0\x80?"),
+    messages.HeldPrefix(pieces=bytes(12)),
+    messages.PrefixPieces(content=b"\0\1\2\3\4"),
     AllKept(
         files=(
             KeptFiles(

@@ -264,7 +264,7 @@ async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeEr
     ("question", "answer"),
     [
         ("swap_out", Frame("swapped_out", {"why_not": None})),
-        ("match_prefix", Frame("prefix_matched", {"tokens": 4})),
+        ("match_prefix", Frame("prefix_matched", {"tokens": 2, "points": [], "stored": []})),
     ],
     ids=["swap out", "match prefix"],
 )

@@ -1,0 +1,75 @@
+"""Content of stored prefixes: a shard's keys, values and states as named pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.backends.interface import KvStorage
+from edge.engine.prefix_keys import STATES
+from edge.offload import Pieces, PrefixPart, PrefixRecords
+from edge.weights.cache_layout import row_pieces, state_pieces
+from edge.weights.layout import ShardLayout
+
+Arrays = Sequence[NDArray[Any]]
+
+
+class PrefixForm:
+    """The pieces of a shard's blocks and snapshots, and arrays for one of them."""
+
+    def __init__(self, layout: ShardLayout, program: KvStorage, tokens: int) -> None:
+        """tokens: most in a block."""
+        self._room = program.new_rows(tokens)
+        self._states = program.new_states()
+        self._row_pieces = row_pieces(layout)
+        self._state_pieces = state_pieces(layout, len(self._states))
+        names = list(dict.fromkeys(each.name for each in self._row_pieces))
+        self.block = PrefixPart.of(names)
+        self.snapshot = PrefixPart.of([*names, *(each.name for each in self._state_pieces)])
+
+    def room(self, tokens: int, *, states: bool = False) -> tuple[Arrays, Arrays]:
+        """The only buffers: for rows of so many tokens, and for states."""
+        return [each[:, :tokens] for each in self._room], self._states if states else ()
+
+    def pieces(self, rows: Arrays, states: Arrays = ()) -> Pieces:
+        """The pieces of a block, or with states of a snapshot."""
+        pieces = {each.name: rows[each.array][each.part] for each in self._row_pieces}
+        if states:
+            pieces |= {each.name: states[each.array][0][each.part] for each in self._state_pieces}
+        return pieces
+
+    def read(
+        self,
+        records: PrefixRecords,
+        ids: Collection[str],
+        secret: bytes,
+        rows: Arrays,
+        states: Arrays = (),
+    ) -> bool:
+        """Fill the arrays; see `PrefixRecords.read`."""
+        pieces = self.pieces(rows, states)
+        if not records.read(ids, pieces, secret):
+            return False
+        for each in self._row_pieces:
+            array = rows[each.array][each.part]
+            if not np.may_share_memory(array, pieces[each.name]):
+                array[...] = pieces[each.name]
+        return True
+
+
+class Computed(NamedTuple):
+    tokens: int
+    rows: Arrays
+    states: Arrays
+
+
+def computed(program: KvStorage, request: str, size: int, kind: int, end: int) -> Computed | None:
+    """A block of `kind` tokens, or the snapshot behind whole blocks of `size` tokens, that ends at
+    token `end`; None if it is not computed, or not there any more."""
+    tokens = kind or end % size
+    rows = program.rows(request, end - tokens, end)
+    states = program.states(request, end) if kind == STATES else ()
+    return None if rows is None or states is None else Computed(tokens, rows, states)

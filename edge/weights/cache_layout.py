@@ -1,0 +1,109 @@
+"""What a shard keeps of the tokens of a request: keys, values and states, by layer and head.
+
+The names of pieces are the same on every plan, so one shard's can be put together from another's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from edge.kernels.kv_cache.cache_size import cache_row
+from edge.models.attention import Attention
+from edge.weights.formats import KvDtype, kv_bits
+from edge.weights.layout import ShardLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldLayer:
+    """The keys and values that a shard keeps of one layer."""
+
+    layer: int
+    """Number of the layer that makes them."""
+    heads: tuple[range, ...]
+    """Each head as its rows of the key matrix; of latent attention as its columns of the output."""
+    row_bytes: int
+    """Bytes of the key, or the value, of one token in one head."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of all heads."""
+        return 2 * len(self.heads) * self.row_bytes
+
+
+def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]:
+    """The layers of a shard in the order in which it sends copies. States are not copied."""
+    held = []
+    for layer, mixer in layout.caches.items():
+        dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
+        held.append(
+            HeldLayer(
+                layer=layer if mixer.keys_of is None else mixer.keys_of,
+                heads=_heads(layout, layer, mixer),
+                row_bytes=elements * np.dtype(dtype).itemsize,
+            )
+        )
+    return tuple(held)
+
+
+class CachePiece(NamedTuple):
+    """A part of one of the arrays that a shard keeps of a request."""
+
+    name: str
+    array: int
+    """The number of the array."""
+    part: tuple[slice | int, ...]
+    """Its place in that array."""
+
+
+def row_pieces(layout: ShardLayout) -> tuple[CachePiece, ...]:
+    """Keys and values [heads, tokens, elements] of each layer in turn, as a piece for each head.
+
+    A shard may have a head twice: for query heads of an uneven cut, and for two layers.
+    """
+    return tuple(
+        CachePiece(f"{held.layer}.{kind}.{head.start}", 2 * number + which, (index,))
+        for number, held in enumerate(held_layers(layout, "float32"))
+        for which, kind in enumerate(("key", "value"))
+        for index, head in enumerate(held.heads)
+    )
+
+
+def state_pieces(layout: ShardLayout, count: int) -> tuple[CachePiece, ...]:
+    """The `count` states of a request: those of `layout.states` as a piece for each unit, others
+    whole, which only a shard of the same layers and heads can use."""
+    pieces = list(_units(layout))
+    named = 1 + max((each.array for each in pieces), default=-1)
+    same = hashlib.sha256(repr(layout.matrices).encode()).hexdigest()
+    pieces += (CachePiece(f"{same}.{number}", number, ()) for number in range(named, count))
+    return tuple(pieces)
+
+
+def _units(layout: ShardLayout) -> Iterator[CachePiece]:
+    number = 0
+    for layer, mixer in layout.states.items():
+        columns = layout.matrix(f"layers.{layer}.{mixer.output_name}").columns
+        first = columns.start * mixer.num_units // len(columns)
+        for name, (axis, sizes) in zip(mixer.state_names, mixer.state_units, strict=True):
+            start = 0
+            for section, size in enumerate(sizes):
+                for unit in range(first, first + mixer.num_units):
+                    part = (*(slice(None),) * axis, slice(start, start + size))
+                    yield CachePiece(f"{layer}.{name}.{section}.{unit}", number, part)
+                    start += size
+            number += 1
+
+
+def _heads(layout: ShardLayout, layer: int, mixer: Attention) -> tuple[range, ...]:
+    if mixer.latent is None:
+        name, of = ("qkv", layer) if mixer.keys_of is None else ("key_value", mixer.keys_of)
+        keys = f"layers.{of}.key.weight"
+        parts = layout.matrix(f"layers.{layer}.{name}").parts
+        return tuple(rows for role, rows in parts if role == keys)
+    # Latent heads share the rows of their keys, so each is told by its output columns.
+    given, size = layout.matrix(f"layers.{layer}.output").columns, mixer.value_size
+    return tuple(given[start : start + size] for start in range(0, len(given), size))
