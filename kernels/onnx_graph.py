@@ -26,6 +26,8 @@ class Provider:
     name: Literal["cpu", "webgpu"]
     attends_by_nodes: bool = False
     """Whether attention is computed by ordinary nodes, because its operator is wrong there."""
+    threads: int = 1
+    """Threads that divide a product."""
 
     @property
     def is_webgpu(self) -> bool:
@@ -110,7 +112,8 @@ class OnnxGraph:
         self, value: str, name: str, dtype: type | np.dtype[Any], shape: Sequence[int | str]
     ) -> None:
         """Make `value` an output called `name`."""
-        self._nodes.append(helper.make_node("Identity", [value], [name]))
+        if value != name:
+            self._nodes.append(helper.make_node("Identity", [value], [name]))
         kind = _ELEMENT_TYPES[np.dtype(dtype)]
         self._outputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
 
@@ -148,11 +151,19 @@ class OnnxGraph:
         return self.nodes(operator, *inputs, outputs=1, domain=domain, **attributes)[0]
 
     def nodes(
-        self, operator: str, *inputs: str, outputs: int, domain: str = "", **attributes: Any
+        self,
+        operator: str,
+        *inputs: str,
+        outputs: int,
+        domain: str = "",
+        named: Sequence[str] = (),
+        **attributes: Any,
     ) -> tuple[str, ...]:
-        """Add a node with several outputs; an input of "" is an optional one left out."""
+        """Add a node with several outputs; an input of "" is an optional one left out. named: the
+        last outputs, which are the graph's, and are read by further nodes without a copy."""
         index = len(self._nodes)
-        names = tuple(f"{self._prefix}{operator}_{index}_{i}" for i in range(outputs))
+        own = range(outputs - len(named))
+        names = (*(f"{self._prefix}{operator}_{index}_{i}" for i in own), *named)
         given = list(inputs)
         while given and given[-1] == "":
             given.pop()
@@ -187,6 +198,16 @@ class OnnxGraph:
         """This branch as an attribute of a node, which has these as its outputs."""
         results = [onnx.ValueInfoProto(name=value) for value in values]
         return helper.make_graph(self._nodes, self.name, [], results)
+
+    def for_each(self, count: str, make: Callable[[OnnxGraph, str], str]) -> str:
+        """The results of `make(branch, number)` for the numbers below `count`, stacked."""
+        branch = self.branch("each")
+        number, goes_on = f"{branch._prefix}number", f"{branch._prefix}goes_on"
+        results = branch.node("Identity", goes_on), make(branch, number)
+        body = branch.body(*results)
+        for name, kind in ((number, TensorProto.INT64), (goes_on, TensorProto.BOOL)):
+            body.input.append(helper.make_tensor_value_info(name, kind, []))
+        return self.node("Loop", count, self.node("Equal", count, count), body=body)
 
     def build(self) -> bytes:
         """The serialized model, without the external weights."""

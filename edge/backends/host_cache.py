@@ -27,7 +27,7 @@ class HostCache:
     ) -> None:
         """beside: shapes of further float32 arrays of each request."""
         caches, states = layout.caches, layout.states
-        rows = [cache_row(each.head_size, bits) for each in caches.values()]
+        rows = [cache_row(each.cached_size, bits) for each in caches.values()]
         heads = [each.num_kv_heads for each in caches.values()]
         dtype = cache_row(1, bits)[0]
         shapes = [shape for each in states.values() for shape in each.state_shapes]

@@ -40,6 +40,10 @@ def model_facts(
             count * recipe.kind(role, grade).packed_bytes_per_weight
             for role, count in weights.matrices
         )
+        matrix_bytes += sum(
+            count * recipe.kind(role, grade).transposed.packed_bytes_per_weight
+            for role, count in weights.transposed
+        )
         return round(matrix_bytes) + _FLOAT_BYTES * weights.vector
 
     def of_one_expert(block: FeedForward, grade: int) -> int:

@@ -153,7 +153,7 @@ def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDt
 
 def row_bytes(mixer: Attention, kv_dtype: KvDtype) -> int:
     """Bytes of a token's key (or value) of one head."""
-    dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
+    dtype, elements = cache_row(mixer.cached_size, kv_bits(kv_dtype))
     return elements * np.dtype(dtype).itemsize
 
 
@@ -357,7 +357,13 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
                 part.num_heads, limits.context_tokens, limits.chunk_tokens
             )
         largest[part.kind] = max(values, largest.get(part.kind, 0))
-    values = most_rows(limits) * (3 * widths.hidden_size + sum(largest.values()))
+    rows = most_rows(limits)
+    of_blocks = [
+        part.latent_form.block_values(rows, limits.context_tokens)
+        for part in widths.parts
+        if isinstance(part, Attention) and part.latent is not None
+    ]
+    values = rows * (3 * widths.hidden_size + sum(largest.values())) + max(of_blocks, default=0)
     return _FLOAT_BYTES * values
 
 

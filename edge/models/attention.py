@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from edge.errors import shown
 from edge.kernels.attention.reference import PackedAttention
+from edge.kernels.latent_attention.reference import LatentForm
 from edge.models.latent_attention import Latent
 from edge.models.parts import (
     MatrixSlice,
@@ -120,8 +121,10 @@ class Attention:
             raise ValueError("a sliding window must be at least 1 token")
 
     def _check_latent(self, latent: Latent) -> None:
-        if self.num_kv_heads != self.num_heads:
-            raise ValueError("keys that are made of one vector are as many as queries")
+        if self.num_kv_heads != 1:
+            raise ValueError("all heads share the rows of latent attention, as if of one key")
+        if self.window is not None or self.soft_cap is not None:
+            raise ValueError("attention of a latent vector has no window and no soft cap")
         names = ("qkv_bias", "query_key_norm", "joint_norm", "value_norm", "keys_are_values")
         if any(getattr(self, name) for name in (*names, "output_gate", "has_sinks")):
             raise ValueError("attention of a latent vector has no further parts")
@@ -146,6 +149,11 @@ class Attention:
             raise ValueError("keys of another layer are made of what it normed")
 
     @property
+    def cached_size(self) -> int:
+        """Elements of a token's key, and of its value, that are kept for each KV head."""
+        return self.head_size if self.latent is None else self.latent.half_row
+
+    @property
     def value_size(self) -> int:
         """The elements of a head's output."""
         return self.head_size if self.latent is None else self.latent.value_size
@@ -166,6 +174,13 @@ class Attention:
             gated=self.output_gate,
             epsilon=epsilon,
         )
+
+    @property
+    def latent_form(self) -> LatentForm:
+        """How latent attention is computed."""
+        assert self.latent is not None
+        scale = self.head_size**-0.5 if self.score_scale is None else self.score_scale
+        return LatentForm(num_heads=self.num_heads, row_size=self.latent.rows, scale=scale)
 
     @property
     def num_units(self) -> int:
@@ -243,8 +258,11 @@ class Attention:
 
     def _latent_weights(self, hidden_size: int) -> PartWeights:
         shapes = self.shapes(hidden_size)
+        assert self.latent is not None
         of_heads = ("query.weight", "query_up.weight", "key_value.weight", "output.weight")
         sizes = {role: math.prod(shape) for role, shape in shapes.items()}
+        keys = (self.head_size - self.latent.shared_size) * self.latent.rank
+        sizes["key_value.weight"] -= self.num_heads * keys
         matrices = {role: sizes.pop(role) for role, shape in shapes.items() if len(shape) == 2}
         return PartWeights(
             unit=Weights(
@@ -252,7 +270,8 @@ class Attention:
                     (role, count / self.num_heads)
                     for role, count in matrices.items()
                     if role in of_heads
-                )
+                ),
+                transposed=(("key_value.weight", keys),),
             ),
             fixed=Weights(
                 matrices=tuple(each for each in matrices.items() if each[0] not in of_heads),
@@ -264,12 +283,13 @@ class Attention:
         """The fused products, their parts turned and transposed, and the scores of every head over
         the whole context; what keys and values are made of, and their parts before they are put
         together."""
+        if self.latent is not None:
+            made_of = 2 * (self.latent.rows + (self.latent.query_rank or 0))
+            heads = self.num_heads * (2 * self.head_size + 8 * self.latent.half_row)
+            return made_of + heads
         queries = self.num_heads * (1 + 2 * self.output_gate)
         qkv = (queries + 2 * self.num_kv_heads) * self.head_size
-        made = 0
-        if self.latent is not None:
-            made = 2 * (self.latent.rows + (self.latent.query_rank or 0)) + 3 * qkv
-        return 2 * qkv + made + self.num_heads * context_tokens
+        return 2 * qkv + self.num_heads * context_tokens
 
     def of_units(self, units: range) -> Attention | None:
         if not units or self.joint_norm:

@@ -1,7 +1,10 @@
 """The parts of DeepSeek's multi-head latent attention (MLA).
 
-Keys and values are made of a latent vector that all heads share. Every shard has the matrices that
-make the vector; those that make heads from it are split by heads.
+Keys and values of all heads are made of one row for each token: a latent vector, and elements that
+turn with the position. Only these rows are kept. A head's query is multiplied with the matrix of
+its keys, so that it can be compared with rows, and its matrix of values with the mix of rows that
+comes of it (DeepSeek-AI, DeepSeek-V2, 2024: the absorbed form). Every shard has the matrices that
+make rows; those of heads are split by heads.
 """
 
 from __future__ import annotations
@@ -39,8 +42,13 @@ class Latent:
 
     @property
     def rows(self) -> int:
-        """Rows of the matrix that makes the shared part of keys and values."""
+        """Elements of a token's row, and rows of the matrix that makes it."""
         return self.rank + self.shared_size
+
+    @property
+    def half_row(self) -> int:
+        """Elements of half a row: one lies in the place of a key, the other in that of a value."""
+        return -(-self.rows // 2)
 
     def shapes(
         self, hidden_size: int, num_heads: int, head_size: int
@@ -77,11 +85,23 @@ class Latent:
         yield MatrixSlice(name=f"{layer}latent", parts=down, columns=range(hidden_size))
         parts = tuple((query, rows) for rows in self._queries(heads, head_size))
         yield MatrixSlice(name=f"{layer}query", parts=parts, columns=inputs)
-        yield MatrixSlice(
-            name=f"{layer}key_value",
-            parts=self._key_value(f"{layer}key_value.weight", heads, head_size),
-            columns=range(self.rank),
-        )
+        role, own = f"{layer}key_value.weight", head_size - self.shared_size
+        starts = [head * (own + self.value_size) for head in heads]
+        for number, start in enumerate(starts):
+            yield MatrixSlice(
+                name=of_head(layer, "keys", number),
+                parts=((role, range(self.rank)),),
+                columns=range(start, start + own),
+                is_transposed=True,
+                is_observed=False,
+            )
+        for number, start in enumerate(starts):
+            yield MatrixSlice(
+                name=of_head(layer, "values", number),
+                parts=((role, range(start + own, start + own + self.value_size)),),
+                columns=range(self.rank),
+                is_observed=not number,
+            )
 
     def vectors(self, layer: str, heads: range) -> Iterator[VectorSlice]:
         down: Rows = ((f"{layer}kv_down.bias", range(self.rows)),)
@@ -103,10 +123,13 @@ class Latent:
             if head_size > self.shared_size:
                 yield range(start, stop - self.shared_size)
 
-    def _key_value(self, role: str, heads: range, head_size: int) -> Rows:
-        """The ranges of all heads' own key elements, then of values."""
-        own = head_size - self.shared_size
-        starts = [head * (own + self.value_size) for head in heads]
-        keys = [range(start, start + own) for start in starts if own]
-        values = [range(start + own, start + own + self.value_size) for start in starts]
-        return tuple((role, rows) for rows in (*keys, *values))
+
+def of_head(layer: str, what: str, number: int) -> str:
+    """Name of the matrix of "keys" or "values" of one of a shard's heads."""
+    return f"{layer}{what}_of_head.{number}"
+
+
+def is_of_further_head(name: str) -> bool:
+    """Whether a matrix is that of another head than the shard's first."""
+    _layer, is_there, number = name.partition("_of_head.")
+    return bool(is_there) and number != "0"

@@ -19,7 +19,7 @@ def latent_attention(config: Config) -> Attention:
     rank = config.values.get("q_lora_rank")
     return Attention(
         num_heads=heads,
-        num_kv_heads=heads,
+        num_kv_heads=1,
         head_size=size,
         rotary=read_rotary(config, shared, is_interleaved=config.flag("rope_interleave", True)),
         window=None,

@@ -37,6 +37,10 @@ class MatrixSlice:
     """The rows of the whole matrices."""
     columns: range
     """The columns of the whole matrix; all of them for a slice by rows."""
+    is_transposed: bool = False
+    """Whether rows and columns are those of one matrix's transpose."""
+    is_observed: bool = True
+    """Whether its inputs are observed, rather than those of another slice of the same matrix."""
     grade: int = 0
     """The grade of its layer; see LayerSpec."""
 
@@ -65,6 +69,8 @@ class Weights:
 
     matrices: tuple[tuple[str, float], ...] = ()
     """Weights in matrices, by role within the layer; for a unit a mean, which may be a fraction."""
+    transposed: tuple[tuple[str, float], ...] = ()
+    """The same of matrices that are kept transposed."""
     vector: int = 0
     """Weights in norms and biases, which are float32."""
 

@@ -254,6 +254,11 @@ class ModelSpec:
         return next(iter(self.attentions.values()))
 
     @property
+    def is_latent(self) -> bool:
+        """Whether layers have latent attention, whose rows are kept in float32 only."""
+        return any(each.latent is not None for each in self.attentions.values())
+
+    @property
     def needs(self) -> tuple[str, ...]:
         """The features that a back end must have kernels for: kinds of parts, and variants."""
         attentions = self.attentions.values()

@@ -17,7 +17,17 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def needs_of(spec: ModelSpec, kv_dtype: KvDtype) -> tuple[str, ...]:
-    """The features that a peer must have for the model, and for keys and values of this type."""
+    """The features that a peer must have for the model, and for keys and values of this type.
+
+    Raises RequestError for codes of latent rows.
+    """
+    if kv_dtype != "float32" and spec.is_latent:
+        raise RequestError(
+            f"this model keeps one latent row for all heads of a layer, in float32, and {kv_dtype} "
+            "was asked for",
+            remedy="leave kv_dtype out: such a row takes less than codes of each head's keys and "
+            "values",
+        )
     return spec.needs if kv_dtype == "float32" else (*spec.needs, ROUNDED_KV)
 
 

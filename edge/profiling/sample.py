@@ -382,7 +382,7 @@ def _work_bytes(spec: ModelSpec, rows: int, *, context_tokens: int = CONTEXT_TOK
 def _layer_work_bytes(hidden_size: int, layer: LayerSpec, rows: int, context_tokens: int) -> int:
     mixer = layer.mixer
     values = layer.feed_forward.row_values(context_tokens, hidden_size)
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, Attention) and mixer.latent is None:
         heads = mixer.num_heads * (1 + mixer.output_gate) + 2 * mixer.num_kv_heads
         values += 2 * heads * mixer.head_size + context_tokens * mixer.head_size // rows
     else:

@@ -89,7 +89,7 @@ def _tensor_groups(layout: ShardLayout, source: WeightSource, recipe: Recipe) ->
         yield (token_table(number),), partial(table, number, rows)
 
     def read(matrix: StoredMatrix) -> dict[str, NDArray[Any]]:
-        found = source.matrix(matrix.part)
+        found = recipe.read(matrix, source)
         return {f"{matrix.name}.{a.suffix}": found[a.suffix] for a in matrix.arrays}
 
     for matrix in recipe.all_stored(layout.matrices):

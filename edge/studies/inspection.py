@@ -216,7 +216,7 @@ def describe(header: Header, *, usable_bytes: int) -> Inspection:
         num_files=header.num_files,
         stored=_stored(header.tensors),
         held=_held(header, options, usable_bytes),
-        kv=() if spec is None else tuple(_kv(spec, dtype, options) for dtype in KV_DTYPES),
+        kv=() if spec is None else tuple(_kv(spec, each, options) for each in _kv_dtypes(spec)),
         tokenizer=_tokenizer(header.tokenizer),
         tokenizer_problem=_tokenizer_problem(header),
         usable_bytes=usable_bytes,
@@ -353,6 +353,10 @@ def _weight_bytes(facts: ModelFacts) -> int:
 
 def _token_bytes(facts: ModelFacts) -> int:
     return sum(facts.kinds[kind].token_bytes for kind in facts.layers)
+
+
+def _kv_dtypes(spec: ModelSpec) -> tuple[KvDtype, ...]:
+    return ("float32",) if spec.is_latent else KV_DTYPES
 
 
 def _kv(spec: ModelSpec, dtype: KvDtype, options: LoadOptions) -> KvFacts:

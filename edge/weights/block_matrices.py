@@ -18,6 +18,7 @@ from edge.kernels.matmul_nbits.reference import (
     dequantize,
     pack_zero_points,
     packed_shapes,
+    quantize,
     stacked,
     unpack_zero_points,
 )
@@ -29,6 +30,8 @@ from edge.weights.matrix_kind import CheckpointTensors, MatrixKind, StoredArray
 from edge.weights.quantize import open_quantized
 from edge.weights.quantized_store import QuantizedStore
 from edge.weights.recipe import Kind, Recipe
+
+_TRANSPOSED_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,14 @@ class Blocks(MatrixKind[QuantizedMatrix]):
     def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
         return dequantize(self.matrix(stored, columns))
 
+    @property
+    def transposed(self) -> Blocks:
+        """Finer, because some sources have rounded its values already, in other blocks."""
+        return Blocks(8, _TRANSPOSED_BLOCK)
+
+    def rounded(self, values: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        return stored_arrays(quantize(values, bits=self.bits, block_size=self.block_size))
+
     def made_up(
         self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
     ) -> dict[str, NDArray[Any]]:
@@ -181,6 +192,10 @@ class QuantizedSource(FloatSource):
             return stored_arrays(matrix)
         pieces = [store.rows(self._tensor_name(role), rows) for role, rows in part.parts]
         return stored_arrays(stacked(pieces))
+
+    def unrounded(self, part: MatrixSlice) -> NDArray[np.float32]:
+        weights: NDArray[np.float32] = super().matrix(part)["weight"]
+        return weights
 
     def close(self) -> None:
         for store in self._quantized.values():

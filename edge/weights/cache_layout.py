@@ -25,7 +25,7 @@ class HeldLayer:
     layer: int
     """Number of the layer that makes them."""
     heads: tuple[range, ...]
-    """Each head as its rows of the key matrix; of latent attention as its columns of the output."""
+    """Each head as its rows of the key matrix."""
     row_bytes: int
     """Bytes of the key, or the value, of one token in one head."""
 
@@ -39,7 +39,7 @@ def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]
     """The layers of a shard in the order in which it sends copies. States are not copied."""
     held = []
     for layer, mixer in layout.caches.items():
-        dtype, elements = cache_row(mixer.head_size, kv_bits(kv_dtype))
+        dtype, elements = cache_row(mixer.cached_size, kv_bits(kv_dtype))
         held.append(
             HeldLayer(
                 layer=layer if mixer.keys_of is None else mixer.keys_of,
@@ -104,6 +104,4 @@ def _heads(layout: ShardLayout, layer: int, mixer: Attention) -> tuple[range, ..
         keys = f"layers.{of}.key.weight"
         parts = layout.matrix(f"layers.{layer}.{name}").parts
         return tuple(rows for role, rows in parts if role == keys)
-    # Latent heads share the rows of their keys, so each is told by its output columns.
-    given, size = layout.matrix(f"layers.{layer}.output").columns, mixer.value_size
-    return tuple(given[start : start + size] for start in range(0, len(given), size))
+    return (range(mixer.latent.rows),)  # all heads share these

@@ -40,6 +40,9 @@ class Floats(MatrixKind[NDArray[np.float32]]):
     def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
         return stored("weight")
 
+    def rounded(self, values: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        return {"weight": np.ascontiguousarray(values)}
+
     def made_up(
         self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
     ) -> dict[str, NDArray[Any]]:
@@ -63,6 +66,9 @@ class FloatSource:
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         pieces = [self._read(role, rows=rows, columns=part.columns) for role, rows in part.parts]
         return {"weight": pieces[0] if len(pieces) == 1 else np.concatenate(pieces)}
+
+    def unrounded(self, part: MatrixSlice) -> NDArray[np.float32] | None:
+        return None
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]:
         pieces = [self._read(role, rows=rows) for role, rows in part.parts]

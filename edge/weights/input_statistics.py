@@ -38,7 +38,8 @@ class InputStatistics(Closing):
         for matrix in layout.matrices:
             inputs = (run for run in runs if isinstance(run, ObservedRun))
             of_matrix = [run for run in inputs if run.matrix == matrix.name]
-            self._runs |= {role: of_matrix for role, _rows in matrix.parts}
+            if matrix.is_observed:
+                self._runs |= {role: of_matrix for role, _rows in matrix.parts}
         self._experts = {run.layer: run for run in runs if isinstance(run, ObservedExperts)}
         with store_errors_as_edge_errors():
             self._file = SafetensorsFile(path)

@@ -74,13 +74,18 @@ class MatrixKind(ABC, Generic[Matrix_co]):
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
         """The stored arrays of a matrix [rows, columns]."""
 
+    @property
+    def transposed(self) -> MatrixKind[Any]:
+        """The kind of a transposed matrix of this kind."""
+        return self
+
+    @abstractmethod
+    def rounded(self, values: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """The stored arrays for these values, by suffix."""
+
     def padding(self, first_column: int) -> int:
         """Zeros before the inputs of a slice that begins at this column of the matrix."""
         return first_column % self.column_multiple
-
-    def arrays_of(self, part: MatrixSlice) -> tuple[StoredArray, ...]:
-        """The stored arrays of a shard's slice of a matrix, with padding."""
-        return self.arrays(part.num_rows, self.padding(part.columns.start) + len(part.columns))
 
     @abstractmethod
     def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> Matrix_co:
@@ -102,6 +107,10 @@ class WeightSource(Protocol):
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
         """The stored arrays of a slice, by suffix."""
+        ...
+
+    def unrounded(self, part: MatrixSlice) -> NDArray[np.float32] | None:
+        """The weights of a slice that this source rounds; None: it takes them as they are."""
         ...
 
     def vector(self, part: VectorSlice) -> NDArray[np.float32]: ...

@@ -82,6 +82,7 @@ def observed_inputs(layout: ShardLayout) -> tuple[ObservedRun, ...]:
     return tuple(
         ObservedRun(matrix=matrix.name, columns=columns, first=columns.start - matrix.columns.start)
         for matrix in layout.matrices
+        if matrix.is_observed
         for columns in _runs(matrix.columns)
     )
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from numpy.typing import NDArray
+
 from edge.models.parts import MatrixSlice, Rows
-from edge.weights.matrix_kind import MatrixKind, StoredArray
+from edge.weights.matrix_kind import MatrixKind, StoredArray, WeightSource
 
 Kind = MatrixKind[Any]
 
@@ -38,6 +40,8 @@ class StoredMatrix:
     @property
     def padding(self) -> int:
         """Zeros before a product's inputs, if the slice begins inside a block."""
+        if self.part.is_transposed:
+            return 0  # its blocks begin with it
         return self.kind.padding(self.part.columns.start)
 
     @property
@@ -47,7 +51,7 @@ class StoredMatrix:
 
     @property
     def arrays(self) -> tuple[StoredArray, ...]:
-        return self.kind.arrays_of(self.part)
+        return self.kind.arrays(self.part.num_rows, self.columns)
 
     @property
     def packed_bytes(self) -> float:
@@ -99,8 +103,24 @@ class Recipe:
 
     def stored(self, matrix: MatrixSlice) -> tuple[StoredMatrix, ...]:
         """A shard's matrix, as runs of rows of one kind."""
+        if matrix.is_transposed:
+            kind = self.kind(matrix.parts[0][0], matrix.grade).transposed
+            return (StoredMatrix(part=matrix, kind=kind, rows=range(matrix.num_rows)),)
         runs = groupby(matrix.parts, key=lambda part: self.kind(part[0], matrix.grade))
         return tuple(_stored(matrix, [(kind, tuple(rows)) for kind, rows in runs]))
+
+    def read(self, matrix: StoredMatrix, source: WeightSource) -> dict[str, NDArray[Any]]:
+        """The stored arrays of a matrix, by suffix."""
+        if not matrix.part.is_transposed:
+            return source.matrix(matrix.part)
+        ((role, rows),) = matrix.part.parts
+        parts = ((role, matrix.part.columns),)
+        whole = dataclasses.replace(matrix.part, parts=parts, columns=rows, is_transposed=False)
+        values = source.unrounded(whole)
+        if values is None:
+            kind = self.kind(role, whole.grade)
+            values = kind.floats(source.matrix(whole).__getitem__, len(rows))
+        return matrix.kind.rounded(values.T)
 
     def all_stored(self, matrices: Iterable[MatrixSlice]) -> tuple[StoredMatrix, ...]:
         return tuple(each for matrix in matrices for each in self.stored(matrix))

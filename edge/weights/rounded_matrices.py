@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.parts import MatrixSlice
@@ -55,8 +56,13 @@ class _Two:
         self._rest = rest
 
     def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
-        source = self._rounded if part.parts[0][0] in self._roles else self._rest
-        return source.matrix(part)
+        return self._source(part).matrix(part)
+
+    def unrounded(self, part: MatrixSlice) -> NDArray[np.float32] | None:
+        return self._source(part).unrounded(part)
+
+    def _source(self, part: MatrixSlice) -> WeightSource:
+        return self._rounded if part.parts[0][0] in self._roles else self._rest
 
     def close(self) -> None:
         self._rounded.close()

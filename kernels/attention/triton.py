@@ -161,12 +161,21 @@ def attention(
         **tiles.launch.options(),
     )  # fmt: skip
     if splits > 1:
-        _combine_kernel[num_tokens, num_heads](
-            partial, levels, out, starts, num_sequences, num_tokens, num_heads, splits,
-            block_splits=padded(max(splits, _MOST_SPLITS)), head_size=head_size,
-            block=padded(head_size), **Launch(num_stages=1).options(),
-        )  # fmt: skip
+        combine(partial, levels, out, starts, num_sequences=num_sequences)
     return out
+
+
+def combine(
+    partial: Tensor, levels: Tensor, out: Tensor, starts: Tensor, *, num_sequences: int
+) -> None:
+    """Put the results for parts of the keys [splits, tokens, num_heads, head_size] together in
+    `out`. levels [splits, tokens, num_heads]: logarithms of their weights."""
+    splits, num_tokens, num_heads, head_size = partial.shape
+    _combine_kernel[num_tokens, num_heads](
+        partial, levels, out, starts, num_sequences, num_tokens, num_heads, splits,
+        block_splits=padded(max(splits, _MOST_SPLITS)), head_size=head_size,
+        block=padded(head_size), **Launch(num_stages=1).options(),
+    )  # fmt: skip
 
 
 def _check_sequences(query: Tensor, cache: KvCache, starts: Tensor, lengths: Tensor) -> int:

@@ -28,8 +28,10 @@ from edge.kernels.experts.reference import SCORINGS, Routing
 from edge.kernels.gated_mlp import onnx as gated_mlp_onnx
 from edge.kernels.gated_mlp import reference as gated_mlp_reference
 from edge.kernels.kv_cache.cache_size import cache_head_size
-from edge.kernels.latent_heads import onnx as latent_heads_onnx
-from edge.kernels.latent_heads import reference as latent_heads_reference
+from edge.kernels.latent_attention import onnx as latent_onnx
+from edge.kernels.latent_attention import reference as latent_reference
+from edge.kernels.latent_attention.onnx import LatentCache, seen_places
+from edge.kernels.latent_attention.reference import LatentForm
 from edge.kernels.layer_norm import onnx as layer_norm_onnx
 from edge.kernels.layer_norm import reference as layer_norm_reference
 from edge.kernels.linear_attention import onnx as linear_attention_onnx
@@ -81,26 +83,6 @@ def test_add_rms_norm(seed: int, rows: int, columns: int) -> None:
     formula, weights = rms_norm_reference.add_rms_norm, (normal(seed + 2, columns),)
     case = Case.of(formula, x, addend, weights=weights, epsilon=EPSILON)
     assert_computed(rms_norm_onnx.add_rms_norm, case)
-
-
-@FEW
-@given(
-    seed=seeds, batch=st.integers(1, 3), tokens=st.integers(1, 5), heads=st.integers(1, 4),
-    shared=st.integers(1, 6), own=st.integers(1, 6), data=st.data(),
-)  # fmt: skip
-def test_latent_heads(
-    seed: int, batch: int, tokens: int, heads: int, shared: int, own: int, data: st.DataObject
-) -> None:
-    values = data.draw(st.integers(1, shared + own))
-    case = Case.of(
-        latent_heads_reference.latent_heads,
-        normal(seed, batch, tokens, heads * (own + values)),
-        normal(seed + 1, batch, tokens, shared),
-        num_heads=heads,
-        own_size=own,
-    )
-    face = partial(latent_heads_onnx.latent_heads, shared_size=shared, value_size=values)
-    assert_computed(face, case)
 
 
 @FEW
@@ -199,6 +181,93 @@ def test_linear_attention(
         value_heads=heads, value_size=value_size, width=width,
     )  # fmt: skip
     assert_in_place(face, case, num_states=2, cut=cut, tolerance=2e-5)
+
+
+def latent_steps(
+    form: LatentForm, queries: Array, rows: Array, cuts: Sequence[int], *, threads: int = 1,
+    context: int, batch: int = 1,
+) -> Array:  # fmt: skip
+    """Mixed rows of requests that are alike, in steps from one of `cuts` to the next."""
+    graph = OnnxGraph("latent", replace(PROVIDER, threads=threads))
+    shape: list[int | str] = ["batch", 1, "places", form.half_size]
+    columns = form.num_heads * form.filled_size
+    cache = LatentCache(
+        first=graph.input("first", np.float32, shape),
+        second=graph.input("second", np.float32, shape),
+        positions=graph.input("positions", np.int64, ["batch", "tokens"]),
+        lengths=graph.input("lengths", np.int32, ["batch"]) if PROVIDER != CPU else "",
+        total=graph.input("total", np.int32, []) if PROVIDER != CPU else "",
+    )
+    mixed = latent_onnx.latent_attention(
+        graph,
+        graph.input("queries", np.float32, ["batch", "tokens", columns]),
+        graph.input("rows", np.float32, ["batch", "tokens", form.filled_size]),
+        cache, form, present=("present_first", "present_second"),
+    )  # fmt: skip
+    graph.output(mixed, "mixed", np.float32, ["batch", "tokens", columns])
+    for name in ("present_first", "present_second"):
+        graph.output(name, name, np.float32, shape)
+    session = open_session(graph, threads=threads)
+    halves = [np.zeros((batch, 1, context, form.half_size), np.float32) for _half in range(2)]
+    found = []
+    for begin, end in itertools.pairwise(cuts):
+        is_cut = PROVIDER == CPU and batch == 1
+        seen = seen_places(end, context, threads=threads) if is_cut else context
+        feeds = {
+            "first": halves[0][:, :, :seen], "second": halves[1][:, :, :seen],
+            "positions": np.tile(np.arange(begin, end), (batch, 1)),
+            "queries": np.repeat(queries[None, begin:end], batch, axis=0),
+            "rows": np.repeat(rows[None, begin:end], batch, axis=0),
+        }  # fmt: skip
+        if PROVIDER != CPU:
+            feeds |= {
+                "lengths": np.full(batch, end - 1, np.int32),
+                "total": np.asarray(end, np.int32),
+            }
+        made, *present = session.run(["mixed", "present_first", "present_second"], feeds)
+        for half, after in zip(halves, present, strict=True):
+            half[:, :, :seen] = after
+        assert all(np.array_equal(each, made[0]) for each in made)
+        found.append(made[0])
+    whole = np.concatenate(halves, axis=-1)[:, 0]
+    assert np.array_equal(whole[0, : len(rows)], rows), "each row lies at its place"
+    return np.concatenate(found)
+
+
+@FEW
+@given(
+    seed=seeds, tokens=st.integers(1, 80), cut=st.integers(0, 80), heads=st.integers(1, 5),
+    row_size=st.integers(1, 40), batch=st.integers(1, 3), room=st.integers(0, 200),
+)  # fmt: skip
+def test_latent_attention(
+    seed: int, tokens: int, cut: int, heads: int, row_size: int, batch: int, room: int
+) -> None:
+    """In one step and in two, of one request and of several that are alike."""
+    form = LatentForm(num_heads=heads, row_size=row_size, scale=0.3)
+    queries = normal(seed, tokens, heads * form.filled_size)
+    rows = normal(seed + 1, tokens, form.filled_size)
+    expected = latent_reference.latent_attention(queries, rows, form=form)
+    cuts = sorted({0, min(cut, tokens), tokens})
+    batch = batch if PROVIDER == CPU else 1
+    found = latent_steps(form, queries, rows, cuts, context=tokens + room, batch=batch)
+    assert_same(found, expected, tolerance=1e-5)
+
+
+@pytest.mark.skipif(PROVIDER != CPU, reason="it is a promise of the CPU's threads")
+@pytest.mark.parametrize("threads", [1, 2, 4, 8])
+def test_latent_attention_of_a_row_has_the_same_bits_in_any_step(threads: int) -> None:
+    """Of the sizes of GLM-4.7-Flash: sums are long enough to be divided in several ways."""
+    form = LatentForm(num_heads=20, row_size=576, scale=1 / 16)
+    queries = normal(0, 200, form.num_heads * form.filled_size)
+    rows = normal(1, 200, form.filled_size)
+    steps = partial(latent_steps, form, queries, rows, threads=threads, context=1100)
+    whole = steps([0, 200])
+    for cuts in ([0, 2, 6, 20, 200], [0, 100, 102, 104, 118, 200], [0, 32, 64, 130, 200]):
+        assert np.array_equal(steps(cuts), whole)
+    assert latent_onnx.rows_agree(form, 1100, threads=threads)
+    assert latent_onnx.rows_agree(form, 300, threads=threads) == (threads <= 2)
+    small = replace(form, row_size=200)
+    assert latent_onnx.rows_agree(small, 300, threads=threads)
 
 
 @FEW

@@ -390,6 +390,33 @@ def test_what_takes_a_lost_seat_has_the_same_bits(
         assert one.logprobs == other.logprobs, "to the last bit"
 
 
+@pytest.mark.parametrize("standby", ["kv", "none"])
+def test_latent_rows_come_from_copies_or_are_computed_again(
+    standby: Standby,
+    trio: Trio,
+    cluster: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+) -> None:
+    """Each shard of a stage has them all, whichever heads it has."""
+    checkpoint = tiny_checkpoint("deepseek_v3")
+    plan, prompt = cut(checkpoint, "tensor_3", trio.daemons), checkpoint.prompt(150)
+    options = edge.LoadOptions(
+        dtype="float32", context_tokens=150 + MANY_TOKENS, standby=standby, speculate="lookup"
+    )
+    with cluster.load(checkpoint.path, options, plan=plan) as model:
+        undisturbed = model.generate(prompt, max_new_tokens=MANY_TOKENS)
+        stream = model.stream(prompt, max_new_tokens=MANY_TOKENS)
+        for _number in range(20):
+            next(stream)
+        trio[0].kill()
+        for _token in stream:
+            pass
+        reply = stream.reply()
+        assert len(reply.recoveries) == 1
+    assert reply.token_ids == undisturbed.token_ids
+    checkpoint.check_greedy(prompt, reply.token_ids, MANY_TOKENS)
+
+
 def test_who_has_the_weights_on_disk_is_a_better_stand_in(
     trio: Trio,
     cluster: edge.Cluster,

@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from edge.backends.interface import StageProgram
 from edge.backends.registry import open_backend
 from edge.errors import CheckpointError, RequestError
-from edge.models.spec import ROUNDED_KV, WEIGHTS_ON_DISK
+from edge.models.latent_attention import Latent
+from edge.models.rotary import Rotary
+from edge.models.spec import ROUNDED_KV, WEIGHTS_ON_DISK, ModelSpec
 from edge.offload import DerivedCache, KVTier, MemoryKVTier, StoreFullError
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
@@ -51,6 +53,21 @@ SPEC = plain_spec(
     embedding_scale=2.0,
     logit_soft_cap=3.0,
 )
+LATENT = plain_spec(
+    num_layers=3,
+    hidden_size=SPEC.hidden_size,
+    num_heads=3,
+    num_kv_heads=1,
+    head_size=16,
+    rotary=Rotary(inverse_frequencies=(1.0, 0.3, 0.1)),
+    latent=Latent(query_rank=13, rank=21, shared_size=6, value_size=12, bias=True),
+    ffn_columns=32,
+    vocab_size=SPEC.vocab_size,
+    context_tokens=40,
+)
+"""With latent attention, whose heads share the rows that are kept."""
+
+MODELS = {"plain": SPEC, "latent": LATENT}
 LIMITS = StepLimits(context_tokens=40, chunk_tokens=8, requests=2, cached_tokens=16)
 PROMPT = (7, 3, 41, 0)
 LENGTH = len(PROMPT)
@@ -65,10 +82,11 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A back end by its name, and where its files may be."""
+    """A back end by its name, where its files may be, and the model of its programs."""
 
     name: str
     folder: Path
+    spec: ModelSpec = SPEC
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -76,6 +94,8 @@ class Kind:
 
     def kept(self, *kv_dtypes: KvDtype) -> tuple[KvDtype, ...]:
         """Those of these types in which it keeps keys and values; it refuses the others."""
+        if self.spec is LATENT:  # no plan asks for others
+            return tuple(each for each in kv_dtypes if each == "float32")
         if ROUNDED_KV not in self.lacks:
             return kv_dtypes
         for each in kv_dtypes:
@@ -99,7 +119,8 @@ class Kind:
         form: WeightFormat = FLOATS,
     ) -> Iterator[StageProgram]:
         """A shard of random weights, the same ones for the same shard."""
-        shard = shard_layout(SPEC, make_plan(SPEC, layout, model="m"), stage=stage, rank=0)
+        plan = make_plan(self.spec, layout, model="m")
+        shard = shard_layout(self.spec, plan, stage=stage, rank=0)
         with (
             few_random_bytes(),
             written_weights(shard, form, self.folder) as weights,
@@ -108,7 +129,7 @@ class Kind:
             if self.name == "triton":
                 stack.enter_context(without_self_check())
             program = open_backend(self.name, threads=1).load(
-                SPEC,
+                self.spec,
                 shard,
                 replace(weights, packed=DerivedCache(self.folder / "packed", 1 << 30)),
                 form,
@@ -620,11 +641,11 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
 
 
 def main(arguments: Any) -> None:
-    """Every check of a back end, one after the other; the first that fails ends it."""
-    name, folder = arguments
+    """Every check of a back end and a model, one after the other; the first that fails ends it."""
+    name, folder, model = arguments
     for check, run in CHECKS.items():
         print(check, flush=True)
-        run(Kind(name, Path(folder) / check))
+        run(Kind(name, Path(folder) / check, MODELS[model]))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ from edge.kernels.experts.triton import (
 from edge.kernels.gated_mlp.reference import Clamp
 from edge.kernels.gated_mlp.triton import gated
 from edge.kernels.kv_cache.gpu_cache import KvCache
-from edge.kernels.latent_heads.triton import latent_heads
+from edge.kernels.latent_attention.reference import LatentForm
+from edge.kernels.latent_attention.triton import latent_attention, store_rows
 from edge.kernels.layer_norm.triton import add_layer_norm
 from edge.kernels.linear_attention.triton import linear_attention
 from edge.kernels.matmul.triton import matmul
@@ -91,6 +92,8 @@ def main() -> None:
         return
     for splits in DECODE_SPLITS:
         launch_attention(bits=8, queries=1, splits=splits)
+    for splits in (1, 7):
+        launch_latent_attention(queries=64 if splits == 1 else 1, splits=splits)
     launch_states()
     launch_attention(bits=None, queries=64, splits=1)
     launch_products(rows=(4, 16), bits=8)
@@ -120,7 +123,6 @@ def launch_rows() -> None:
     top_k(x, 1)
     top_k(x[:, :256], 4)
     token_inputs(x, x.float(), torch.ones(HIDDEN), hidden_size=HIDDEN, epsilon=1e-5)
-    latent_heads(x, x[:, :64], num_heads=HEADS, own_size=HEAD_SIZE // 2)
     angles = torch.zeros(4, HEAD_SIZE // 2)
     qkv = torch.zeros(1, (HEADS + 2 * KV_HEADS) * HEAD_SIZE, dtype=torch.bfloat16)
     norm = torch.ones(HEAD_SIZE)
@@ -164,6 +166,26 @@ def launch_attention(*, bits: int | None, queries: int, splits: int) -> None:
         torch.zeros(queries, HEADS, HEAD_SIZE, dtype=torch.bfloat16), cache(bits),
         starts=torch.zeros(2, dtype=torch.int32), lengths=_INDICES, max_queries=queries,
         tiles=AttentionTiles(rows=64 if queries > 1 else 16, splits=splits), **extras,
+    )  # fmt: skip
+
+
+def launch_latent_attention(*, queries: int, splits: int) -> None:
+    """Of GLM-4.7-Flash's sizes: 20 heads, rows of 512 and 64 elements."""
+    halves = torch.zeros(2, 1, 16, 288, dtype=torch.bfloat16)
+    rows = KvCache(keys=halves, values=halves, block_table=torch.zeros(1, 2, dtype=torch.int32))
+    angles, places = torch.zeros(4, 32), torch.zeros(queries, dtype=torch.int32)
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(queries, *shape, dtype=torch.bfloat16)
+
+    query = store_rows(
+        zeros(20, 512), zeros(20 * 256), zeros(512), zeros(64), rows, angles, angles,
+        positions=places, sequences=places, interleaved=queries > 1,
+    )  # fmt: skip
+    latent_attention(
+        query, rows, starts=torch.zeros(2, dtype=torch.int32), lengths=_INDICES,
+        max_queries=queries, max_keys=64, splits=splits,
+        form=LatentForm(num_heads=20, row_size=576, scale=1.0),
     )  # fmt: skip
 
 

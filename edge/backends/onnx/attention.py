@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
+from edge.backends.onnx.latent_attention import lower_latent
 from edge.backends.onnx.residual_stream import ResidualStream
 from edge.backends.onnx.segment_builder import Entry, SegmentBuilder
 from edge.backends.onnx.segments import rotation_names
@@ -11,9 +14,8 @@ from edge.kernels.attention.onnx import (
     AttentionNames,
     CacheNames,
     attention,
-    needs_positions,
-    resize_heads,
 )
+from edge.kernels.attention.onnx import needs_positions as attention_needs_positions
 from edge.kernels.kv_cache.cache_size import (
     NEWEST_TOKENS,
     cache_head_size,
@@ -21,10 +23,7 @@ from edge.kernels.kv_cache.cache_size import (
     keeps_remainders,
     remainder_shape,
 )
-from edge.kernels.latent_heads.onnx import latent_heads
-from edge.kernels.rms_norm.onnx import rms_norm
 from edge.models.attention import Attention
-from edge.models.latent_attention import Latent
 
 
 def lower_attention(
@@ -39,10 +38,13 @@ def lower_attention(
         query = build.linear(normed, f"{p}query")
         keys_values = build.linear(stream.kept(part.keys_of, f"{p}keys_norm"), f"{p}key_value")
         qkv = build.graph.node("Concat", query, keys_values, axis=-1)
-    elif part.latent is None:
-        qkv = build.linear(normed, f"{p}qkv")
+    elif part.latent is not None:
+        inputs = partial(_inputs, build, part, needs_positions=True)
+        output = lower_latent(build, layer, normed, part, inputs)
+        build.segment.cache_layer = build.layout.cache_layer(layer)
+        return build.linear(output, f"{p}output")
     else:
-        qkv = _of_latent(build, p, normed, part, part.latent)
+        qkv = build.linear(normed, f"{p}qkv")
 
     def of_entry(entry: Entry, packed: str) -> str:
         """Attention of a step, or of one of its requests."""
@@ -51,7 +53,7 @@ def lower_attention(
             build.graph,
             packed,
             cache,
-            _inputs(build, part, entry, keeps_remainders=bool(cache.remainders)),
+            _inputs(build, part, entry, needs_positions=bool(cache.remainders)),
             part.packed(build.spec.norm_epsilon),
             query_norm=build.vector(f"{p}query_norm"),
             key_norm=build.vector(f"{p}key_norm"),
@@ -66,51 +68,22 @@ def lower_attention(
 
     output = build.by_entry(of_entry, qkv)
     build.segment.cache_layer = build.layout.cache_layer(layer)
-    if part.value_size != part.head_size:
-        output = resize_heads(build.graph, output, part.num_heads, part.head_size, part.value_size)
     return build.linear(output, f"{p}output")
 
 
-def _of_latent(build: SegmentBuilder, p: str, normed: str, part: Attention, latent: Latent) -> str:
-    """Queries, keys and values [batch, tokens, 3 · num_heads · head_size]."""
-    graph = build.graph
-
-    def normed_latent(x: str, name: str) -> str:
-        return rms_norm(graph, x, build.own_vector(f"{p}{name}"), epsilon=latent.norm_epsilon)
-
-    sizes = [latent.rank, latent.shared_size]
-    sizes = sizes if latent.query_rank is None else [latent.query_rank, *sizes]
-    split = graph.constant(f"split_{'_'.join(map(str, sizes))}", np.asarray(sizes, np.int64))
-    whole = build.linear(normed, f"{p}latent")
-    *of_query, made_of, shared = graph.nodes("Split", whole, split, outputs=len(sizes), axis=-1)
-    query = normed
-    if of_query:
-        query = normed_latent(of_query[0], "query_latent_norm")
-    query = build.linear(query, f"{p}query")
-    keys_values = latent_heads(
-        graph,
-        build.linear(normed_latent(made_of, "kv_latent_norm"), f"{p}key_value"),
-        shared,
-        num_heads=part.num_heads,
-        own_size=part.head_size - latent.shared_size,
-        shared_size=latent.shared_size,
-        value_size=latent.value_size,
-    )
-    return graph.node("Concat", query, keys_values, axis=-1)
-
-
 def _inputs(
-    build: SegmentBuilder, part: Attention, entry: Entry, *, keeps_remainders: bool
+    build: SegmentBuilder, part: Attention, entry: Entry, *, needs_positions: bool
 ) -> AttentionNames:
     graph, turned = build.graph, part.rotary.turned_elements
-    form = part.packed(build.spec.norm_epsilon)
     cos = sin = positions = ""
     if turned:
         cos, sin = (
             graph.input(name, np.float32, ["context", turned // 2])
             for name in rotation_names(build.layout.rotations.index(part.rotary))
         )
-    if keeps_remainders or needs_positions(form, graph.provider):
+    if needs_positions or attention_needs_positions(
+        part.packed(build.spec.norm_epsilon), graph.provider
+    ):
         positions = graph.input(entry.named("positions"), np.int64, [entry.size, "tokens"])
     return AttentionNames(
         cos=cos,

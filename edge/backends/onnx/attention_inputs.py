@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention, needs_positions
 from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.latent_attention.onnx import LatentCache, latent_attention
+from edge.kernels.latent_attention.reference import LatentForm
 from edge.kernels.onnx_cases import CaseGraph
 from edge.kernels.onnx_graph import OnnxGraph
 from edge.models.attention import Attention
@@ -55,6 +57,29 @@ def attention_face(
     ) -> str:
         norms = {"query_norm": query_norm, "key_norm": key_norm}
         return attention(graph, x, cache, names, form, sinks=sinks, **norms)[0]
+
+    return face
+
+
+def latent_face(
+    cases: CaseGraph, form: LatentForm, steps: Sequence[int], context: int, *, label: str
+) -> Callable[[OnnxGraph, str, str], str]:
+    """Latent attention as a face with the arguments (graph, queries, rows); see
+    `attention_face`."""
+    lengths, total = zip(*map(keys_of, steps), strict=True)
+    empty = np.zeros((1, 1, context, form.half_size), np.float32)
+    halves = [cases.input(f"{half}.{label}", *[empty] * len(steps)) for half in ("first", "second")]
+    cache = LatentCache(
+        first=halves[0],
+        second=halves[1],
+        positions=cases.input("positions", *(np.arange(rows)[None] for rows in steps)),
+        lengths=cases.input("lengths", *lengths),
+        total=cases.input("total", *total),
+    )
+    present = f"present_first.{label}", f"present_second.{label}"
+
+    def face(graph: OnnxGraph, queries: str, rows: str) -> str:
+        return latent_attention(graph, queries, rows, cache, form, present=present)
 
     return face
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.onnx.attention_inputs import attention_face, keys_of
+from edge.backends.onnx.attention_inputs import attention_face, keys_of, latent_face
 from edge.backends.onnx.products import Matrix, as_taken, product
 from edge.backends.onnx.runtime import ort
 from edge.backends.self_check import ROWS, Judge, spread, typical_output
@@ -28,6 +28,7 @@ from edge.kernels.experts.reference import Routing
 from edge.kernels.experts.reference import experts as experts_reference
 from edge.kernels.gated_mlp.onnx import gated
 from edge.kernels.gated_mlp.reference import gated as gated_reference
+from edge.kernels.latent_attention.reference import latent_attention as latent_reference
 from edge.kernels.layer_norm.onnx import add_layer_norm
 from edge.kernels.layer_norm.reference import add_layer_norm as layer_norm_reference
 from edge.kernels.linear_attention.onnx import linear_attention
@@ -44,6 +45,7 @@ from edge.kernels.short_convolution.reference import short_convolution as short_
 from edge.models.attention import Attention
 from edge.models.experts import Experts, expert_name, expert_number
 from edge.models.gated_mlp import GatedMlp
+from edge.models.latent_attention import is_of_further_head
 from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
@@ -103,7 +105,8 @@ def run_self_check(
         prefix, layer = f"layers.{number}.", layout.layer(number)
         names = [each.name for each in layout.matrices if each.name.startswith(prefix)]
         some = {None, *_held(layer.feed_forward)[:1]}  # all are alike
-        matrices += [name for name in names if expert_number(name) in some]
+        names = [name for name in names if expert_number(name) in some]
+        matrices += [name for name in names if not is_of_further_head(name)]
         kinds = (
             *("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm"),
             *("query_latent_norm", "kv_latent_norm"),
@@ -111,7 +114,9 @@ def run_self_check(
         )
         names = [f"{prefix}{kind}" for kind in kinds]
         norms += [each.name for each in layout.vectors if each.name in names]
-        if isinstance(layer.mixer, Attention):
+        if isinstance(layer.mixer, Attention) and layer.mixer.latent is not None:
+            check.latent_attention(number, layer.mixer)
+        elif isinstance(layer.mixer, Attention):
             check.attention(number, layer.mixer)
         elif isinstance(layer.mixer, LinearAttention):
             check.linear_attention(number, layer.mixer)
@@ -386,6 +391,15 @@ class _Check:
         self._add(
             f"rope and attention (layer {layer})", face, formula, form.columns,
             weights=(*norms, sinks), attends=True,
+        )  # fmt: skip
+
+    def latent_attention(self, layer: int, part: Attention) -> None:
+        form = part.latent_form
+        self._add(
+            f"latent attention (layer {layer})",
+            latent_face(self._cases, form, self._steps, self._context, label=f"{layer}"),
+            partial(latent_reference, form=form),
+            form.num_heads * form.filled_size, form.filled_size, attends=True,
         )  # fmt: skip
 
     def linear_attention(self, layer: int, part: LinearAttention) -> None:

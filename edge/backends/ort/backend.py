@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ class OrtBackend:
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)
         kinds = stacked_kinds(arrays, hidden_size=spec.hidden_size, threads=self._threads)
-        self_check = run_self_check(spec, arrays, _cpu_session, stacked=kinds)
+        provider = replace(CPU, threads=self._threads)
+        self_check = run_self_check(spec, arrays, _cpu_session, stacked=kinds, provider=provider)
 
         def fits(*, stacks_experts: bool) -> bool:
             room = weights.load_room_bytes
@@ -138,6 +140,7 @@ class OrtBackend:
                 is_loose=is_loose,
                 cuts_experts=bool(streamed_layers),
                 observes=limits.observes,
+                provider=provider,
             )
             folder = str(stacks.folder)
             ask_for_huge_pages()
@@ -203,6 +206,7 @@ class OrtBackend:
             kv_dtype=kv_dtype,
             kv_tier=kv_tier,
             arena=Arena(_session_options()),
+            threads=self._threads,
             lends_buffers=weights.lends_buffers,
         )
 

@@ -25,6 +25,7 @@ from edge.backends.ort.expert_runs import ExpertRuns
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.open_graphs import NO_GRAPHS, OpenGraphs
 from edge.kernels.kv_cache.cache_size import keeps_remainders
+from edge.kernels.latent_attention.onnx import rows_agree
 from edge.memory.lending import Lending
 from edge.memory.step_memory import Widths
 from edge.models.spec import ModelSpec
@@ -48,15 +49,21 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         limits: StepLimits,
         kv_dtype: KvDtype,
         arena: Arena,
+        threads: int = 1,
         lends_buffers: bool = False,
         kv_tier: KVTier | None = None,
     ) -> None:
         """open_graphs: makes the sessions, for the bits of the KV cache (None: float32) and the
         number of layers on disk. lends_buffers: see `ShardWeights`."""
-        super().__init__(spec, layout, limits)
+        super().__init__(spec, layout, limits, threads=threads)
         self._kv_bits = kv_bits(kv_dtype)
         # The order of sums over remainders depends on the division into steps.
         self.rows_agree = self_check.of_chunks and not keeps_remainders(self._kv_bits)
+        self.rows_agree &= all(
+            rows_agree(each.latent_form, limits.context_tokens, threads=threads)
+            for each in layout.attentions.values()
+            if each.latent is not None
+        )
         self._fills_up = limits.batch_invariant and self_check.of_pairs and not self_check.of_single
         self.batches_agree = self_check.of_single or self._fills_up
         self.weight_bytes = weight_bytes

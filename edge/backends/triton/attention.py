@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edge.backends.triton.blocks import Cast, LayerBuilder, Norm
 from edge.backends.triton.buffers import Lane
-from edge.backends.triton.latent_product import LatentProduct
+from edge.backends.triton.latent_attention import LatentAttentionBlock
 from edge.backends.triton.paged_kv_cache import BlockCache
 from edge.backends.triton.shared_keys import SharedKeysProduct
 from edge.backends.triton.tuning import AttentionShape, Tuning
@@ -26,7 +26,7 @@ class AttentionBlock:
     layer: int
     part: Attention
     norm: Norm | Cast
-    qkv: Product | LatentProduct | SharedKeysProduct
+    qkv: Product | SharedKeysProduct
     output: Product
     norms: tuple[Tensor, Tensor] | None
     """Norms of queries and of keys."""
@@ -37,16 +37,18 @@ class AttentionBlock:
     tuning: Tuning
 
     @classmethod
-    def of(cls, build: LayerBuilder, layer: int, part: Attention) -> AttentionBlock:
+    def of(
+        cls, build: LayerBuilder, layer: int, part: Attention
+    ) -> AttentionBlock | LatentAttentionBlock:
+        if part.latent is not None:
+            return LatentAttentionBlock.of(build, layer, part, part.latent)
         p = f"layers.{layer}."
         norms = None
         if part.query_key_norm or part.joint_norm:
             norms = build.vector(f"{p}query_norm"), build.vector(f"{p}key_norm")
-        qkv: Product | LatentProduct | SharedKeysProduct
+        qkv: Product | SharedKeysProduct
         if part.keys_of is not None:
             qkv = SharedKeysProduct.of(build, layer, part.keys_of)
-        elif part.latent is not None:
-            qkv = LatentProduct.of(build, layer, part, part.latent)
         else:
             qkv = build.product(f"{p}qkv")
         return cls(
@@ -71,7 +73,7 @@ class AttentionBlock:
         self.output(self.attend(qkv, lane), lane.partial)
 
     def attend(self, qkv: Tensor, lane: Lane) -> Tensor:
-        """Rotate, store keys and values, attend: [rows, heads · value_size]."""
+        """Rotate, store keys and values, attend: [rows, heads · head_size]."""
         layer = self.cache.layers[self.layer]
         norms = self.norms
         if norms is not None and self.part.joint_norm:
@@ -112,7 +114,7 @@ class AttentionBlock:
             sinks=self.sinks,
             tiles=self.tuning.attention(shape),
         )
-        mixed = mixed[..., : self.part.value_size].reshape(mixed.shape[0], -1)
+        mixed = mixed.reshape(mixed.shape[0], -1)
         if self.part.output_gate:
             columns = mixed.shape[1]
             mixed.mul_(qkv[:, columns : 2 * columns].float().sigmoid_())

@@ -76,7 +76,7 @@ class BlockCache:
         """Blocks by slot."""
         self._lengths: dict[int, int] = {}
         mixers = layout.caches
-        heads = [(each.num_kv_heads, each.head_size) for each in mixers.values()]
+        heads = [(each.num_kv_heads, each.cached_size) for each in mixers.values()]
         self._wholes = [
             self._tensors(heads.count(each), *each, bits, dtype) for each in dict.fromkeys(heads)
         ]

@@ -24,7 +24,7 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.expert_products import ExpertProducts
 from edge.backends.triton.experts import ExpertsBlock
 from edge.backends.triton.gated_mlp import GatedMlpBlock
-from edge.backends.triton.latent_product import LatentProduct
+from edge.backends.triton.latent_attention import LatentAttentionBlock
 from edge.backends.triton.layers import ShardOperators
 from edge.backends.triton.linear_attention import LinearAttentionBlock
 from edge.backends.triton.paged_kv_cache import scale_groups
@@ -34,19 +34,20 @@ from edge.backends.triton.short_convolution import ShortConvolutionBlock
 from edge.backends.triton.token_inputs import TokenInputs
 from edge.backends.triton.weights import Product
 from edge.kernels.activation.reference import activated
+from edge.kernels.attention.reference import attention
 from edge.kernels.cases import Array, Case, Draw
 from edge.kernels.embedding.reference import embedding
 from edge.kernels.experts.reference import route
 from edge.kernels.experts.triton import mix
 from edge.kernels.gated_mlp.reference import gated
 from edge.kernels.kv_cache.token_cache import dequantize_heads, quantize_heads
-from edge.kernels.latent_heads.reference import latent_heads
 from edge.kernels.layer_norm.reference import add_layer_norm, layer_norm
 from edge.kernels.linear_attention.reference import WEIGHTS, linear_attention
 from edge.kernels.logits.reference import finish_logits as finished
 from edge.kernels.logits.triton import finish_logits
 from edge.kernels.matmul.reference import matmul
 from edge.kernels.rms_norm.reference import add_rms_norm, rms_norm
+from edge.kernels.rope.reference import rope
 from edge.kernels.sampling.ranking import likeliest
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.kernels.sampling.triton import top_k
@@ -90,6 +91,8 @@ def run_self_check(
         for block in operators.blocks[layer]:
             if isinstance(block, AttentionBlock):
                 check.attention(block)
+            elif isinstance(block, LatentAttentionBlock):
+                check.latent_attention(block)
             elif isinstance(block, GatedMlpBlock):
                 check.gated(block, layer)
             elif isinstance(block, ExpertsBlock):
@@ -395,9 +398,7 @@ class _Check:
 
     def attention(self, block: AttentionBlock) -> None:
         self.norm(block.norm, f"layers.{block.layer}.attention_norm")
-        if isinstance(block.qkv, LatentProduct):
-            self._latent(block.qkv, block.layer)
-        elif isinstance(block.qkv, SharedKeysProduct):
+        if isinstance(block.qkv, SharedKeysProduct):
             self.norm(block.qkv.norm, f"layers.{block.layer}.keys_norm")
             for each in block.qkv.products:
                 self.product(each)
@@ -406,15 +407,49 @@ class _Check:
         self._attention(block)
         self.product(block.output)
 
-    def _latent(self, made: LatentProduct, layer: int) -> None:
-        for each in made.products:
-            self.product(each)
-        part, size = made.part, made.latent.shared_size
-        own = part.head_size - size
-        product = self.inputs(ROWS[-1], part.num_heads * (own + part.value_size))
-        shared = self.inputs(ROWS[-1], size)
-        case = Case.of(latent_heads, product, shared, num_heads=part.num_heads, own_size=own)
-        self.check(f"latent_heads (layer {layer})", made.heads, case)
+    def latent_attention(self, block: LatentAttentionBlock) -> None:
+        self.norm(block.norm, f"layers.{block.layer}.attention_norm")
+        part, latent = block.part, block.latent
+        for product in (block.shared, block.query, block.output):
+            self.product(product)
+        for rows in ROWS:
+            heads = np.resize(spread(part.num_heads, _EXPERTS), (rows, part.num_heads))
+            for products in (block.keys, block.values):
+                self._experts(products, heads.astype(np.int32), part.num_heads)
+        lengths, count, form = self._lengths(), part.num_heads, part.latent_form
+        tokens = sum(lengths)
+        absorbed = self.inputs(tokens, count, latent.rank)
+        query = self.inputs(tokens, count, part.head_size)
+        made_of, shared = self.inputs(tokens, latent.rank), self.inputs(tokens, latent.shared_size)
+        cos, sin = (_array(table[:tokens]) for table in block.tables)
+
+        def joined(still: Array, turning: Array) -> Array:
+            """What is stored, or asked for, of [tokens, heads, …]."""
+            turned = rope(turning, cos, sin, interleaved=part.rotary.is_interleaved)
+            whole = np.concatenate([still, turned], axis=-1)
+            half = block.cache.layers[block.layer].head_size
+            zeros = 2 * half - whole.shape[-1]
+            return self.rounded(np.pad(whole, [(0, 0), (0, 0), (0, zeros)]))
+
+        queries = joined(absorbed, query[..., : latent.shared_size])
+        rows_of_all = joined(made_of[:, None], shared[:, None])
+        first = 0
+        for lane in self._steps_of_one_request():
+            end = first + lane.num_rows
+            seen = slice(first, end)
+            expected = attention(
+                queries[seen], rows_of_all[:end], rows_of_all[:end],
+                position=first, scale=form.scale,
+            )  # fmt: skip
+            asked = query.reshape(tokens, -1)
+            given = [self.tensor(each[seen]) for each in (absorbed, asked, made_of, shared)]
+            # See `_attention`.
+            for max_keys in sorted({lane.max_keys, self._limits.context_tokens}):
+                longer = replace(lane, max_keys=max_keys)
+                mixed = block.attend(given[0], given[1], given[2], given[3], longer)
+                label = f"latent attention (layer {block.layer}, {lane.num_rows} of {end} tokens)"
+                self.compare(label, mixed, expected)
+            first = end
 
     def _attention(self, block: AttentionBlock) -> None:
         """Check attention over a prompt's chunk, and of a token after it."""
@@ -437,9 +472,6 @@ class _Check:
         for lane in self._steps_of_one_request():
             length, end = lane.num_rows, first + lane.num_rows
             expected = form.attend(heads.step(first, end), sinks)
-            if part.value_size != part.head_size:
-                expected = expected.reshape(length, -1, part.head_size)[..., : part.value_size]
-                expected = expected.reshape(length, -1)
             # The second bound is that of a long context, for which another kernel divides keys.
             for max_keys in sorted({lane.max_keys, limits.context_tokens}):
                 given = block.attend(self.tensor(qkv[first:end]), replace(lane, max_keys=max_keys))

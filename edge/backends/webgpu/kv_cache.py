@@ -70,10 +70,10 @@ class DeviceCache:
         self._device = device
         caches = layout.caches
         self._heads = [
-            (each.num_kv_heads, cache_row(each.head_size, None)[1]) for each in caches.values()
+            (each.num_kv_heads, cache_row(each.cached_size, None)[1]) for each in caches.values()
         ]
         self._is_read_whole = device.long_steps.attends_by_nodes or any(
-            each.soft_cap is not None for each in caches.values()
+            each.soft_cap is not None or each.latent is not None for each in caches.values()
         )
         self.shape = KVShape(
             layers=tuple(

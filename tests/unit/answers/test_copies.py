@@ -17,6 +17,7 @@ from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import KvDtype
 from edge.weights.layout import shard_layout
 from tests.support.plans import bundled_plan, make_plan
+from tests.support.program_contract import LATENT
 from tests.support.specs import shared_keys_spec
 
 PIPELINE = bundled_plan("pipeline_2", devices=["a", "b"])
@@ -134,6 +135,24 @@ def test_keys_that_layers_share_are_those_of_one_layer(before: str, after: str) 
     spec = shared_keys_spec()
     wanted, had = (form(make_plan(spec, each, model="m"), spec=spec) for each in (after, before))
     assert {held.layer for layers in wanted.layers.values() for held in layers} == {0, 1, 2, 3}
+    assert had.serves(wanted)
+    answer = AnswerCopies(form=had, first=0)
+    for seat in had.layers:
+        assert answer.add(seat, copy(had, seat, 0, 24))
+    for seat, copies in answer.put_into(wanted, 21).copies.items():
+        assert [each.rows for each in copies] == [
+            rows_of(wanted, seat, each.first, each.tokens) for each in copies
+        ]
+
+
+@pytest.mark.parametrize("after", ["solo", "pipeline_3", "tensor_2"])
+@pytest.mark.parametrize("before", ["solo", "pipeline_3", "tensor_2"])
+def test_latent_rows_are_the_same_on_every_shard(before: str, after: str) -> None:
+    wanted, had = (
+        form(make_plan(LATENT, each, model="m"), spec=LATENT) for each in (after, before)
+    )
+    for layers in had.layers.values():
+        assert all(each.token_bytes == 4 * 2 * 16 for each in layers), "27 elements, and zeros"
     assert had.serves(wanted)
     answer = AnswerCopies(form=had, first=0)
     for seat in had.layers:

@@ -52,6 +52,7 @@ WITH_OTHER_MIXERS = spec_of(
             plain_layer(output_gate=True, value_norm=True).mixer,
             plain_layer(
                 rotary=Rotary(inverse_frequencies=(1.0, 0.1)),
+                num_kv_heads=1,
                 latent=Latent(query_rank=5, rank=6, shared_size=4, value_size=7, bias=False),
             ).mixer,
         )
@@ -158,7 +159,11 @@ WRONG_WITH_OTHER_MIXERS = [
         "linear_attention (layer 1, 5 tokens)",
     ),
     (f"{TRITON}.attention.attention", slightly_wrong, "attention (layer 2, 5 of 5 tokens)"),
-    (f"{TRITON}.latent_product.latent_heads", slightly_wrong, "latent_heads (layer 3)"),
+    (
+        f"{TRITON}.latent_attention.latent_attention",
+        slightly_wrong,
+        "latent attention (layer 3, 5 of 5 tokens)",
+    ),
 ]
 WRONG_WITH_EXPERTS = [
     (f"{TRITON}.experts.route", another_expert, "experts (layers.0.router, 1 row) errs"),

@@ -14,7 +14,6 @@ from edge.kernels.activation import reference as activation_reference
 from edge.kernels.cases import Case
 from edge.kernels.embedding import reference as embedding_reference
 from edge.kernels.gated_mlp import reference as gated_reference
-from edge.kernels.latent_heads import reference as latent_reference
 from edge.kernels.layer_norm import reference as layer_norm_reference
 from edge.kernels.logits import reference as logits_reference
 from edge.kernels.rms_norm import reference as norm_reference
@@ -26,7 +25,6 @@ from tests.support.triton_face import (
     assert_close,
     assert_computed,
     assert_only_inside_written,
-    is_untouched,
     output,
     rounded,
     tensor,
@@ -197,31 +195,6 @@ def test_token_inputs(seed: int, rows: int, size: int, dtype: str) -> None:
         made, of_all[:, 1], norm, hidden_size=24, epsilon=EPSILON
     )
     assert_close(out, expected, dtype)
-    assert_only_inside_written(out)
-
-
-@FEW
-@given(
-    seed=seeds, rows=st.integers(1, 3), heads=st.integers(1, 4), shared=st.integers(1, 9),
-    own=st.integers(1, 9), dtype=dtypes, data=st.data(),
-)  # fmt: skip
-def test_latent_heads(
-    seed: int, rows: int, heads: int, shared: int, own: int, dtype: str, data: st.DataObject
-) -> None:
-    """Of a slice, and into one: what lies beside it stays."""
-    from edge.kernels.latent_heads.triton import latent_heads
-
-    values = data.draw(st.integers(1, shared + own))
-    product = rounded(normal(seed, rows, heads * (own + values)), dtype)
-    turned = rounded(normal(seed + 1, rows, 3 + shared), dtype)
-    wanted = latent_reference.latent_heads(product, turned[:, 3:], num_heads=heads, own_size=own)
-    out = output(rows, 2 + wanted.shape[1], dtype=dtype)
-    latent_heads(
-        tensor(product, dtype), tensor(turned, dtype)[:, 3:],
-        num_heads=heads, own_size=own, out=out[:, 2:],
-    )  # fmt: skip
-    assert_close(out[:, 2:], wanted, dtype)
-    assert is_untouched(out)[:, :2].all()
     assert_only_inside_written(out)
 
 

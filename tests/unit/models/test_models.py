@@ -274,15 +274,21 @@ def test_heads_of_a_latent_vector_are_cut_as_others_are(rank: int | None) -> Non
         first = found["query"].parts[0][1]
         assert first == range(16 * units.start + 10, 16 * units.start + 16)
         columns += found["output"].columns
-        for name in ("query", "key_value"):
-            for role, run in found[name].parts:
-                rows.setdefault(role, []).extend(run)
+        for role, run in found["query"].parts:
+            rows.setdefault(role, []).extend(run)
+        for number in range(len(units)):
+            keys, values = found[f"keys_of_head.{number}"], found[f"values_of_head.{number}"]
+            assert keys.is_transposed
+            ((role, run),) = values.parts
+            assert keys.parts == ((role, range(20)),), "the columns of the whole matrix"
+            rows.setdefault(role, []).extend((*keys.columns, *run))
         held = [each.num_elements for each in part.vectors("", 64, units, is_first=True)]
     shapes, weights = part.shapes(64), part.weights(64)
     assert columns == list(range(96))
     for role, of_role in rows.items():
         assert sorted(of_role) == list(range(shapes[role][0]))
-    counted = 8 * sum(count for _role, count in weights.unit.matrices)
+    unit = (*weights.unit.matrices, *weights.unit.transposed)
+    counted = 8 * sum(count for _role, count in unit)
     counted += sum(count for _role, count in weights.fixed.matrices)
     assert counted == sum(math.prod(each) for each in shapes.values() if len(each) == 2)
     vectors = sum(math.prod(each) for each in shapes.values() if len(each) == 1)

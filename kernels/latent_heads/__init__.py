@@ -1,1 +1,0 @@
-"""Keys and values of heads, made of what all of them share."""
