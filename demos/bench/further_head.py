@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-import edge
 from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.clusters.staged import STAGES, arrangement, model_in_stages

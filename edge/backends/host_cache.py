@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,31 +28,56 @@ class HostCache:
     ) -> None:
         """beside: shapes of further float32 arrays of each request."""
         caches, states = layout.caches, layout.states
-        rows = [cache_row(each.head_size, bits) for each in caches.values()]
-        heads = [each.num_kv_heads for each in caches.values()]
+        full = {layer: each for layer, each in caches.items() if each.window_rows is None}
+        windows = {layer: each.window_rows for layer, each in caches.items() if layer not in full}
         dtype = cache_row(1, bits)[0]
+
+        def sizes(layer: int) -> tuple[int, int]:
+            """Heads, and elements of a row of each."""
+            return caches[layer].num_kv_heads, cache_row(caches[layer].head_size, bits)[1]
+
+        def shape(layers: Iterable[int], tokens: int) -> KVShape:
+            itemsize = np.dtype(dtype).itemsize
+            found = (
+                KVLayer(num_kv_heads=count, row_bytes=elements * itemsize)
+                for count, elements in map(sizes, layers)
+            )
+            return KVShape(layers=tuple(found), context_tokens=tokens)
+
         shapes = [shape for each in states.values() for shape in each.state_shapes]
         shapes += beside
         self.pool = KVPool(
-            layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
+            layers=[sizes(layer) for layer in full],
             slots=limits.caches,
             context_tokens=limits.context_tokens,
             dtype=dtype,
+            windows=[(*sizes(layer), rows) for layer, rows in windows.items() if rows is not None],
             states=shapes,
             most_states=limits.requests,
-            places=limits.state_places if shapes else 0,
+            places=limits.state_places if shapes or windows else 0,
         )
-        self.shape = KVShape(
-            layers=tuple(
-                KVLayer(num_kv_heads=count, row_bytes=elements * np.dtype(dtype).itemsize)
-                for count, (_, elements) in zip(heads, rows, strict=True)
-            ),
-            context_tokens=limits.context_tokens,
-        )
+        self.shape = shape(full, limits.context_tokens)
         """The shape of one request's keys and values in a tier."""
-        numbers = {layer: number for number, layer in enumerate(caches)}
-        self.numbers = {layer: numbers[layout.cache_layer(layer)] for layer in layout.attentions}
-        """The index of the cache that each layer uses."""
+        kept = max((rows.kept for rows in windows.values() if rows is not None), default=0)
+        self.windows = shape(windows, kept) if windows else None
+        """The same of layers that keep the newest tokens only."""
+        numbers = {layer: number for number, layer in enumerate(full)}
+        of_windows = {layer: number for number, layer in enumerate(windows)}
+        owners = {layer: layout.cache_layer(layer) for layer in layout.attentions}
+        self.numbers = {
+            layer: numbers[owner] for layer, owner in owners.items() if owner in numbers
+        }
+        """The index of the cache that each layer uses, if it keeps all tokens."""
+        self.window_numbers = {
+            layer: of_windows[owner] for layer, owner in owners.items() if owner in of_windows
+        }
+        """The same of layers that keep the newest tokens only."""
+
+    def layer(self, layer: int, first: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values that a layer uses in `count` slots from `first`, as views."""
+        if layer in self.numbers:
+            return self.pool.layer(self.numbers[layer], first, count)
+        return self.pool.window(self.window_numbers[layer], first, count)
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
         """Arrays for N tokens in every layer, as `put_rows` takes them."""
@@ -60,7 +85,7 @@ class HostCache:
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
         """Keys and values of tokens [first, last), layer by layer; None if the request has fewer
-        tokens, or states."""
+        tokens, or states, or windows."""
         if (
             not self.pool.can_cut
             or request not in self.pool
@@ -74,10 +99,10 @@ class HostCache:
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
         """Set the request's keys and values from token `first` on.
 
-        Raises RequestError for layers with states, which are not among the rows.
+        Raises RequestError for layers with states or windows, which are not among the rows.
         """
         if not self.pool.can_cut:
-            raise RequestError("keys and values alone do not restore a model with states")
+            raise RequestError("these rows do not restore a model with states or windows")
         slot = self.pool.open(request)
         length = first
         for array, some in zip(self._of_slot(slot), rows, strict=True):

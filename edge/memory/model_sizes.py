@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from edge.memory.step_memory import layer_state_bytes, layer_token_bytes
+from edge.memory.step_memory import layer_state_bytes, layer_token_bytes, layer_window_bytes
 from edge.models.attention import Attention
 from edge.models.experts import SHARED, Experts
 from edge.models.parts import Weights
@@ -64,11 +64,13 @@ def model_facts(
             layer_bytes=nbytes(mixer.fixed, layer.grade) + nbytes(feed_forward.fixed, layer.grade),
             kv_bytes_per_token=layer_token_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
             state_bytes=layer_state_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
+            window_bytes=layer_window_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
+            window_tokens=(layer.mixer.kept_tokens if isinstance(layer.mixer, Attention) else None),
             num_experts=block.num_experts if isinstance(block, Experts) else 0,
             top_k=block.top_k if isinstance(block, Experts) else 0,
             expert_column_bytes=of_one_expert(block, layer.grade),
             is_grouped=isinstance(block, Experts) and block.groups > 1,
-            keys_of=layer.mixer.keys_of if isinstance(layer.mixer, Attention) else None,
+            keys_of=_keys_of(layer.mixer),
         )
 
     # A further head is beside the head, and is read as often.
@@ -89,6 +91,13 @@ def model_facts(
         wire_number_bytes=number_bytes(wire),
         expert_uses=expert_uses,
     )
+
+
+def _keys_of(mixer: Mixer) -> int | None:
+    """The layer with whose keys and values those of this layer are kept."""
+    if not isinstance(mixer, Attention) or mixer.kept_tokens is not None:
+        return None
+    return mixer.keys_of
 
 
 def _kept(spec: ModelSpec) -> tuple[int, ...]:

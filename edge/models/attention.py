@@ -24,6 +24,7 @@ from edge.models.parts import (
     whole_vector,
 )
 from edge.models.rotary import Rotary, rotary_of
+from edge.offload import WindowRows
 from edge.partition import kv_heads
 
 
@@ -42,6 +43,9 @@ class Attention:
     rotary: Rotary
     window: int | None
     """The sliding window in positions, the query's own included; None: full attention."""
+    kept_tokens: int | None = None
+    """The most tokens of a request whose keys and values are kept (`WindowRows`); None: all. The
+    load decides: see `keeping_windows`."""
     qkv_bias: bool
     output_bias: bool
     query_key_norm: bool
@@ -118,6 +122,10 @@ class Attention:
             )
         if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError("a sliding window must be at least 1 token")
+        if self.kept_tokens is not None:
+            if self.window is None or type(self.kept_tokens) is not int:
+                raise ValueError("only layers with a window keep a number of tokens")
+            WindowRows(window=self.window, kept=self.kept_tokens)
 
     def _check_latent(self, latent: Latent) -> None:
         if self.num_kv_heads != self.num_heads:
@@ -144,6 +152,13 @@ class Attention:
             raise ValueError("attention with keys of another layer has no further parts")
         if not self.has_norm:
             raise ValueError("keys of another layer are made of what it normed")
+
+    @property
+    def window_rows(self) -> WindowRows | None:
+        """The rows of a layer that keeps the newest tokens only; None: it keeps all."""
+        if self.window is None or self.kept_tokens is None:
+            return None
+        return WindowRows(window=self.window, kept=self.kept_tokens)
 
     @property
     def value_size(self) -> int:

@@ -20,13 +20,14 @@ states of its token; a slow link spends a part of each token's time on it."""
 
 def kv_copies(standby: Standby, proposal: Proposal, *, here: str) -> Copies:
     """The copies to send. With "auto", those of answers where the links are fast. None for a model
-    with recurrent states: keys and values are of no use without those.
+    with recurrent states, or layers that keep the newest tokens only: the keys and values of all
+    tokens are of no use without those.
 
     The link from a peer to its coordinator is not measured. It is fast on one machine (`here`: its
     host id). Else the links between the plan's devices stand for it, because they are in the same
     network.
     """
-    if any(kind.state_bytes for kind in proposal.model.kinds):
+    if any(kind.state_bytes or kind.window_bytes for kind in proposal.model.kinds):
         return "none"
     if standby != "auto":
         return "all" if standby == "kv" else "none"

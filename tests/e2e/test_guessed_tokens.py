@@ -48,7 +48,9 @@ def test_tokens_are_those_without_guesses(
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"), [("qwen3_5", "pipeline_2"), ("lfm2", "tensor_2")], ids=["linear", "short"]
+    ("family", "layout"),
+    [("qwen3_5", "pipeline_2"), ("lfm2", "tensor_2"), ("gemma3", "solo"), ("olmo3", "pipeline_3")],
+    ids=["linear", "short", "windows", "windows of stages"],
 )
 def test_states_are_those_of_the_right_tokens(
     five_peers: edge.Cluster,
@@ -56,7 +58,8 @@ def test_states_are_those_of_the_right_tokens(
     family: str,
     layout: str,
 ) -> None:
-    """Of linear attention and of short convolutions. Rewarded for it, an answer repeats itself."""
+    """Of linear attention, of short convolutions and of windows. Rewarded for it, an answer repeats
+    itself."""
     checkpoint = tiny_checkpoint(family)
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
     repeating = {"temperature": 0.5, "seed": 4, "frequency_penalty": -2.0}

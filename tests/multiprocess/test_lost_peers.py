@@ -155,6 +155,7 @@ def test_killed_while_generating(
     repeats_are_slow(
         [
             ("qwen3_5", "pipeline_3", "lookup"),
+            ("gpt_oss", "pipeline_3", "lookup"),
             ("lfm2", "tensor_2", "lookup"),
             ("qwen3_5", "tensor_2", "off"),
         ],
@@ -169,8 +170,8 @@ def test_states_are_computed_again(
     cluster: edge.Cluster,
     tiny_checkpoint: Callable[..., TinyCheckpoint],
 ) -> None:
-    """Of linear attention and of convolutions there are no copies: prompt and answer go through
-    the model once more, in steps with guesses where there were some."""
+    """Of linear attention, of convolutions and of windows there are no copies: prompt and answer go
+    through the model once more, in steps with guesses where there were some."""
     checkpoint = tiny_checkpoint(family)
     plan, prompt = cut(checkpoint, layout, trio.daemons), checkpoint.prompt(180)
     options = edge.LoadOptions(

@@ -59,6 +59,12 @@ class OrtCache(HostCache):
         self._layout = layout
         self._limits = limits
         self._scales = tuple(scales)
+        self._scale_numbers = {layer: number for number, layer in enumerate(layout.caches)}
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds no codes."""
+        return not self._scales
 
     @property
     def digest(self) -> str:
@@ -71,12 +77,13 @@ class OrtCache(HostCache):
     def bound(self, slot: int, batch: int) -> dict[str, NDArray[Any]]:
         """Arrays for the inputs and outputs of all layers, by name, for these slots."""
         arrays: dict[str, NDArray[Any]] = {}
-        for layer, number in self.numbers.items():
-            keys, values = self.pool.layer(number, slot, batch)
+        for layer in self._layout.attentions:
+            keys, values = self.layer(layer, slot, batch)
             # Present and past are the same array, so attention appends in place.
             arrays[f"past_key_{layer}"] = arrays[f"present_key_{layer}"] = keys
             arrays[f"past_value_{layer}"] = arrays[f"present_value_{layer}"] = values
             if self._scales:
+                number = self._scale_numbers[self._layout.cache_layer(layer)]
                 arrays[f"key_scales_{layer}"] = self._scales[number].keys
                 arrays[f"value_scales_{layer}"] = self._scales[number].values
         # Inputs are `past_…_N`, outputs `present_…_N`, in the order of `state_shapes`.
@@ -121,11 +128,12 @@ class OrtCache(HostCache):
                 )
 
         scales = []
-        for number, mixer in enumerate(self._layout.caches.values()):
-            size = mixer.head_size
+        for layer, mixer in self._layout.caches.items():
+            size, rows = mixer.head_size, mixer.window_rows
+            count = length if rows is None else rows.rows(length)
             keys, values = (
-                [head[:length, None, :size] for head in array[0]]
-                for array in self.pool.layer(number, slot, 1)
+                [head[:count, None, :size] for head in array[0]]
+                for array in self.layer(layer, slot, 1)
             )
             scales.append(
                 LayerScales(
