@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,11 @@ class HostCache:
     ) -> None:
         """beside: shapes of further float32 arrays of each request."""
         caches, states = layout.caches, layout.states
-        full = {layer: each for layer, each in caches.items() if each.window_rows is None}
-        windows = {layer: each.window_rows for layer, each in caches.items() if layer not in full}
+        found = {layer: each.window_rows for layer, each in caches.items()}
+        windows = {layer: rows for layer, rows in found.items() if rows is not None}
+        full = [layer for layer in caches if layer not in windows]
+        self._caches = tuple(caches)
+        self._windows = windows
         dtype = cache_row(1, bits)[0]
 
         def sizes(layer: int) -> tuple[int, int]:
@@ -38,11 +41,11 @@ class HostCache:
 
         def shape(layers: Iterable[int], tokens: int) -> KVShape:
             itemsize = np.dtype(dtype).itemsize
-            found = (
+            layers_of = (
                 KVLayer(num_kv_heads=count, row_bytes=elements * itemsize)
                 for count, elements in map(sizes, layers)
             )
-            return KVShape(layers=tuple(found), context_tokens=tokens)
+            return KVShape(layers=tuple(layers_of), context_tokens=tokens)
 
         shapes = [shape for each in states.values() for shape in each.state_shapes]
         shapes += beside
@@ -51,14 +54,14 @@ class HostCache:
             slots=limits.caches,
             context_tokens=limits.context_tokens,
             dtype=dtype,
-            windows=[(*sizes(layer), rows) for layer, rows in windows.items() if rows is not None],
+            windows=[(*sizes(layer), rows) for layer, rows in windows.items()],
             states=shapes,
             most_states=limits.requests,
             places=limits.state_places if shapes or windows else 0,
         )
         self.shape = shape(full, limits.context_tokens)
         """The shape of one request's keys and values in a tier."""
-        kept = max((rows.kept for rows in windows.values() if rows is not None), default=0)
+        kept = max((rows.kept for rows in windows.values()), default=0)
         self.windows = shape(windows, kept) if windows else None
         """The same of layers that keep the newest tokens only."""
         numbers = {layer: number for number, layer in enumerate(full)}
@@ -81,37 +84,48 @@ class HostCache:
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
         """Arrays for N tokens in every layer, as `put_rows` takes them."""
-        return [np.empty_like(array[:, :tokens], order="C") for array in self._of_slot(0)]
+        return [
+            np.empty_like(array[0], shape=(array.shape[1], tokens, array.shape[3]))
+            for layer in self._caches
+            for array in self.layer(layer, 0, 1)
+        ]
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        """Keys and values of tokens [first, last), layer by layer; None if the request has fewer
-        tokens, or states, or windows."""
-        if (
-            not self.pool.can_cut
-            or request not in self.pool
-            or self.pool.length(self.pool.open(request)) < last
-        ):
+        """Keys and values of tokens [first, last), layer by layer; None if not all are there, or
+        the request has states."""
+        pool = self.pool
+        if pool.rewinds or request not in pool:
             return None
-        slot = self.pool.open(request)
-        layers = range(self.shape.num_layers)
-        return [array for layer in layers for array in self.pool.rows(layer, slot, first, last)]
+        slot = pool.open(request)
+        length = pool.length(slot)
+        begins = {layer: rows.first(length) for layer, rows in self._windows.items()}
+        if length < last or first < max(begins.values(), default=0):
+            return None
+        return [
+            array[0, :, first - begins.get(layer, 0) : last - begins.get(layer, 0)]
+            for layer in self._caches
+            for array in self.layer(layer, slot, 1)
+        ]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Set the request's keys and values from token `first` on.
+        """Set the request's keys and values from token `first` on. If layers keep the newest tokens
+        only, it has the tokens before that.
 
-        Raises RequestError for layers with states or windows, which are not among the rows.
+        Raises RequestError for layers with states, which are not among the rows.
         """
-        if not self.pool.can_cut:
-            raise RequestError("these rows do not restore a model with states or windows")
-        slot = self.pool.open(request)
-        length = first
-        for array, some in zip(self._of_slot(slot), rows, strict=True):
-            length = first + some.shape[1]
-            array[:, first:length] = some
+        if self.pool.rewinds:
+            raise RequestError("keys and values alone do not restore a model with states")
+        slot, length = self.pool.open(request), first
+        added = iter(rows)
+        for layer in self._caches:
+            for array in self.layer(layer, slot, 1):
+                some = next(added)
+                length = first + some.shape[1]
+                window = self._windows.get(layer)
+                if window is None:
+                    array[0, :, first:length] = some
+                else:
+                    both = np.concatenate([array[0, :, : window.rows(first)], some], axis=1)
+                    count = window.rows(length)
+                    array[0, :, :count] = both[:, both.shape[1] - count :]
         self.pool.wrote(slot, length)
-
-    def _of_slot(self, slot: int) -> Iterator[NDArray[Any]]:
-        """Keys and values [heads, tokens, elements] of each layer in turn."""
-        for number in range(self.shape.num_layers):
-            for array in self.pool.layer(number, slot, 1):
-                yield array[0]

@@ -31,7 +31,7 @@ from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
 from edge.errors import PlanError, RequestError
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
-from edge.memory.step_memory import rewinds
+from edge.memory.step_memory import keeps_windows, rewinds
 from edge.memory.windows import cut_end
 from edge.offload import KVTier, StoreError
 from edge.protocol import messages
@@ -140,7 +140,8 @@ class ShardEngine:
 
         kv_tier: where keys and values are swapped to. prefixes: storage of the prefix cache.
         """
-        if prefixes is not None:
+        # Of a window, later sessions would find the newest tokens only.
+        if prefixes is not None and not keeps_windows(self.assignment.model):
             self._prefixes = PrefixCache(prefixes, self.assignment)
 
         def work() -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edge.partition import Workload, memory_use
+from edge.partition import LayerFacts, Workload, memory_use
 from edge.planning.load_options import Standby
 from edge.planning.proposal import Proposal
 from edge.protocol.assignment import Copies
@@ -20,14 +20,13 @@ states of its token; a slow link spends a part of each token's time on it."""
 
 def kv_copies(standby: Standby, proposal: Proposal, *, here: str) -> Copies:
     """The copies to send. With "auto", those of answers where the links are fast. None for a model
-    with recurrent states, or layers that keep the newest tokens only: the keys and values of all
-    tokens are of no use without those.
+    with recurrent states: keys and values are of no use without those.
 
     The link from a peer to its coordinator is not measured. It is fast on one machine (`here`: its
     host id). Else the links between the plan's devices stand for it, because they are in the same
     network.
     """
-    if any(kind.state_bytes or kind.window_bytes for kind in proposal.model.kinds):
+    if any(kind.state_bytes for kind in proposal.model.kinds):
         return "none"
     if standby != "auto":
         return "all" if standby == "kv" else "none"
@@ -67,9 +66,18 @@ def copies_cost(proposal: Proposal, standby: Standby, *, here: str) -> CopiesCos
     if copies == "none":
         return None
     one = Workload(prompt_tokens=1, output_tokens=0)
-    uses = memory_use(proposal.plan, proposal.model, one)
+    model = replace(proposal.model, kinds=tuple(map(_of_all_tokens, proposal.model.kinds)))
+    uses = memory_use(proposal.plan, model, one)
     token_bytes = {device: use.kv_bytes for device, use in uses.items()}
     rates = None
     if (predicted := proposal.choice.predicted) is not None:
         rates = {device: each * predicted.tokens_per_s for device, each in token_bytes.items()}
     return CopiesCost(copies=copies, token_bytes=token_bytes, bytes_per_s=rates)
+
+
+def _of_all_tokens(kind: LayerFacts) -> LayerFacts:
+    """The kind as if it kept all tokens, of each of which a copy is sent."""
+    if kind.window_tokens is None:
+        return kind
+    token_bytes = kind.window_bytes // kind.window_tokens
+    return replace(kind, kv_bytes_per_token=token_bytes, window_bytes=0, window_tokens=None)

@@ -247,6 +247,40 @@ def check_cuts(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
         program.release("r")
 
 
+def check_copies(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
+    """Copies of tokens, each made while its rows are there, restore a request without a bit of
+    difference."""
+    begin, end = 20, 90
+    with loaded(backend, folder, with_windows(SPEC, LIMITS), kv_dtype=kv_dtype) as program:
+
+        def prompt(name: str) -> None:
+            compute(program, (name, 0, begin), rows=0)
+
+        prompt("r")
+        copies = []
+        for at in range(begin, end, 2):
+            compute(program, ("r", at, at + 2))
+            rows = program.rows("r", at, at + 2)
+            assert rows is not None
+            copies.append([each.copy() for each in rows])
+        assert program.rows("r", begin, end) is None, "windows have the newest only"
+        assert program.rows("r", end, end + 1) is None
+        expected = [compute(program, ("r", at, at + 2)) for at in range(end, CONTEXT, 2)]
+        program.release("r")
+        assert program.cache_digest
+        for at_once in (1, 3, len(copies)):
+            prompt("s")
+            for start in range(0, len(copies), at_once):
+                some = copies[start : start + at_once]
+                joined = [np.concatenate(parts, axis=1) for parts in zip(*some, strict=True)]
+                for array, new in zip(program.new_rows(2 * len(some)), joined, strict=True):
+                    assert (array.dtype, array.shape) == (new.dtype, new.shape)
+                program.put_rows("s", begin + 2 * start, joined)
+            found = [compute(program, ("s", at, at + 2)) for at in range(end, CONTEXT, 2)]
+            np.testing.assert_array_equal(found, expected)
+            program.release("s")
+
+
 def check_memory(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
     """Saved windows give way to those of requests, which are refused beyond the limits."""
     limits = StepLimits(
@@ -283,6 +317,7 @@ CHECKS = (
     check_requests,
     check_prefixes,
     check_cuts,
+    check_copies,
     check_memory,
 )
 

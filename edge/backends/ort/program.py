@@ -187,9 +187,9 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
 
     @property
     def cache_digest(self) -> str:
-        if not self._cache.pool.can_cut:
+        if self._cache.pool.rewinds:
             return ""
-        long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
+        long = self._spec.has_long_rotations(self._limits.context_tokens)
         return f"onnxruntime {ort.__version__} {self._cache.digest} {long}"
 
     def reset(self) -> bool:

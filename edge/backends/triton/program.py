@@ -174,8 +174,7 @@ class TritonProgram(SwappedKv):
     def cache_digest(self) -> str:
         if not self._cache.can_cut:
             return ""
-        layout = self._operators.layout
-        long = [each.is_long(self._limits.context_tokens) for each in layout.rotations]
+        long = self._operators.spec.has_long_rotations(self._limits.context_tokens)
         return (
             f"triton {triton.__version__} torch {torch.__version__} {self._device.name} "
             f"{self._operators.activations} {long}"

@@ -82,7 +82,7 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
     def cache_digest(self) -> str:
         if not self._cache.can_cut:
             return ""
-        long = [each.is_long(self._limits.context_tokens) for each in self._layout.rotations]
+        long = self._spec.has_long_rotations(self._limits.context_tokens)
         return f"webgpu {ort.__version__} {self._device.identity} {long}"
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
