@@ -70,6 +70,8 @@ class Assignment:
         kept = [each.kept_tokens for each in self.model.attentions.values() if each.kept_tokens]
         if bool(kept) != bool(limits.windows) or limits.windows > limits.requests + 1:
             raise ValueError(f"windows of {limits.windows} requests, in {len(kept)} layers")
+        if kept and (self.model.has_states or self.kv_dtype == "int4"):
+            raise ValueError("layers that keep the newest tokens only, beside states")
         if any(each > limits.context_tokens for each in kept):
             raise ValueError("layers that keep more tokens than the context has")
         if not limits.cached_tokens:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +20,7 @@ from edge.backends.registry import open_backend
 from edge.errors import RequestError
 from edge.memory.windows import can_keep_windows, cut_end, with_windows
 from edge.models.spec import ModelSpec
-from edge.offload import KVTier, MemoryKVTier
+from edge.offload import DerivedCache, KVTier, MemoryKVTier
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.transport import SoloCollective
@@ -33,17 +34,24 @@ from tests.support.specs import few_random_bytes, plain_spec
 Array = NDArray[np.float32]
 
 WINDOW, CONTEXT, CHUNK = 8, 160, 32
-SPEC = plain_spec(
-    num_layers=3,
-    hidden_size=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_size=16,
-    ffn_columns=32,
-    vocab_size=50,
-    context_tokens=CONTEXT,
-    windows=(WINDOW, None, WINDOW),
-)
+
+
+def spec_of(windows: tuple[int | None, ...]) -> ModelSpec:
+    return plain_spec(
+        num_layers=len(windows),
+        hidden_size=32,
+        num_heads=4,
+        num_kv_heads=2,
+        head_size=16,
+        ffn_columns=32,
+        vocab_size=50,
+        context_tokens=CONTEXT,
+        windows=windows,
+    )
+
+
+SPEC = spec_of((WINDOW, None, WINDOW))
+LONG_SPEC = spec_of((None, WINDOW, None, None, WINDOW, None))
 LIMITS = StepLimits(
     context_tokens=CONTEXT,
     chunk_tokens=CHUNK,
@@ -70,7 +78,13 @@ def loaded(
     shard = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
     with few_random_bytes(), written_weights(shard, FORM, folder) as weights:
         program = open_backend(backend, threads=1).load(
-            spec, shard, weights, FORM, limits=limits, kv_dtype=kv_dtype, kv_tier=kv_tier
+            spec,
+            shard,
+            replace(weights, packed=DerivedCache(folder / "packed", 1 << 30)),
+            FORM,
+            limits=limits,
+            kv_dtype=kv_dtype,
+            kv_tier=kv_tier,
         )
         try:
             if kv_dtype != "float32":
@@ -137,6 +151,39 @@ def check_bits(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
             program.release("r")
         for each in alone[1:]:
             np.testing.assert_array_equal(each, alone[0])
+
+
+def check_blocks(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
+    """The same where products sum up several blocks of keys: of 256 with heads of 64."""
+    context, chunk_tokens = 900, 128
+    limits = replace(LIMITS, context_tokens=context, chunk_tokens=chunk_tokens, cached_tokens=2000)
+    spec = plain_spec(
+        num_layers=2,
+        hidden_size=32,
+        num_heads=2,
+        num_kv_heads=1,
+        head_size=64,
+        vocab_size=50,
+        context_tokens=context,
+        windows=(128, None),
+    )
+    spec = with_windows(spec, limits)
+    assert spec.attention.kept_tokens == 127 + 256
+    tokens = tuple(np.random.default_rng(6).integers(0, 50, context).tolist())
+    with loaded(backend, folder, spec, kv_dtype=kv_dtype, limits=limits) as program:
+        found = []
+        for size in (2, chunk_tokens, 100):
+            rows = []
+            for at in range(0, context, size):
+                part = tokens[at : at + size]
+                entry = StepEntry(request="r", position=at, tokens=part, logit_rows=len(part))
+                rows.append(
+                    program.forward(Step(entries=(entry,)), None, SoloCollective())[0].copy()
+                )
+            found.append(np.concatenate(rows))
+            program.release("r")
+        for each in found[1:]:
+            np.testing.assert_array_equal(each, found[0])
 
 
 def check_requests(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
@@ -281,6 +328,34 @@ def check_copies(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
             program.release("s")
 
 
+def check_streaming(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
+    """Layers from disk change no bit."""
+    with loaded(backend, folder, with_windows(SPEC, LIMITS), kv_dtype=kv_dtype) as program:
+        expected = answered(program, [2])
+        for count in (3, 1):
+            program.stream(count)
+            np.testing.assert_array_equal(answered(program, [2]), expected)
+
+
+def check_long_requests(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
+    """A request longer than memory is computed layer by layer; its windows stay."""
+    limits, tier = replace(LIMITS, cached_tokens=40, disk_tokens=CONTEXT), MemoryKVTier(1 << 24)
+    spec = with_windows(LONG_SPEC, limits)
+    with loaded(backend, folder, spec, kv_dtype=kv_dtype, limits=limits, kv_tier=tier) as program:
+        found = []
+        for at in range(0, CONTEXT, CHUNK):
+            found.append(compute(program, ("r", at, at + CHUNK))[0])
+            if at == 3 * CHUNK:
+                program.swap_out("r")
+                compute(program, ("s", 0, 8))
+                program.release("s")
+        program.release("r")
+        assert tier.used_bytes == 0
+    limits = replace(limits, cached_tokens=2 * CONTEXT)
+    with loaded(backend, folder, spec, kv_dtype=kv_dtype, limits=limits) as program:
+        np.testing.assert_array_equal(np.concatenate(found), answered(program, [CHUNK]))
+
+
 def check_memory(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
     """Saved windows give way to those of requests, which are refused beyond the limits."""
     limits = StepLimits(
@@ -314,10 +389,13 @@ def check_memory(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
 CHECKS = (
     check_against_all_tokens,
     check_bits,
+    check_blocks,
     check_requests,
     check_prefixes,
     check_cuts,
     check_copies,
+    check_streaming,
+    check_long_requests,
     check_memory,
 )
 

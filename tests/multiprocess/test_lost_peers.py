@@ -170,8 +170,8 @@ def test_states_are_computed_again(
     cluster: edge.Cluster,
     tiny_checkpoint: Callable[..., TinyCheckpoint],
 ) -> None:
-    """Of linear attention and of convolutions there are no copies, and none of windows behind a long
-    chunk: prompt and answer go through the model once more, in steps with guesses where there were
+    """Of linear attention and of convolutions there are no copies, and none of windows behind long
+    chunks: prompt and answer go through the model once more, in steps with guesses where there were
     some."""
     checkpoint = tiny_checkpoint(family)
     plan, prompt = cut(checkpoint, layout, trio.daemons), checkpoint.prompt(180)
