@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_remainders, kept_tokens
 from edge.memory.step_memory import (
+    MOST_CALIBRATION_TOKENS,
     cache_token_bytes,
     layer_token_bytes,
     layer_window_bytes,
@@ -99,4 +100,6 @@ def _all_bytes(spec: ModelSpec, kv_dtype: KvDtype) -> tuple[int, int]:
 
 def _kept(mixer: Attention, chunk_tokens: int) -> int:
     assert mixer.window is not None
-    return kept_tokens(mixer.window, cache_head_size(mixer.head_size, 8), chunk_tokens)
+    least = min(MOST_CALIBRATION_TOKENS, chunk_tokens)  # of which scales of codes are chosen
+    size = cache_head_size(mixer.head_size, 8)
+    return kept_tokens(mixer.window, size, chunk_tokens, least=least)

@@ -29,9 +29,9 @@ _GEMM_ROWS = 128
 _SMALLEST_STEP = 16
 
 
-def kept_tokens(window: int, head_size: int, chunk_tokens: int) -> int:
-    """Rows of a buffer for a window (`WindowRows`) in which a row has the same bits wherever a
-    request is cut into steps.
+def kept_tokens(window: int, head_size: int, chunk_tokens: int, *, least: int = 1) -> int:
+    """Rows of a buffer for a window (`WindowRows`), `least` or more, in which a row has the same
+    bits wherever a request is cut into steps.
 
     Products with values sum up blocks of keys, counted from row 0, and their size grows for narrow
     heads: as ONNX Runtime's float products do (MLAS). So rows must move by whole blocks, unless all
@@ -40,8 +40,12 @@ def kept_tokens(window: int, head_size: int, chunk_tokens: int) -> int:
     block, columns = _GEMM_ROWS, _GEMM_ROWS
     while columns > _SMALLEST_STEP and columns // 2 >= head_size:
         block, columns = 2 * block, columns // 2
-    is_one = window + _SMALLEST_STEP + chunk_tokens <= block
-    return window - 1 + (_SMALLEST_STEP if is_one else block)
+
+    def moving_by(step: int) -> int:
+        return window - 1 + step * max(1, -(-(least - window + 1) // step))
+
+    smallest = moving_by(_SMALLEST_STEP)
+    return smallest if smallest + chunk_tokens <= block else moving_by(block)
 
 
 NEWEST_TOKENS = 96

@@ -90,8 +90,8 @@ def admitted(draw: random.Random, held: Callable[[int, int], int], memory: int) 
 
 def test_a_load_decides_by_its_context() -> None:
     spec = replace(SPEC, context_tokens=4000)
-    for context, windows in ((34, 0), (35, 1)):
-        assert LoadOptions(context_tokens=context).limits(spec).windows == windows, "23 are kept"
+    for context, windows in ((202, 0), (203, 1)):
+        assert LoadOptions(context_tokens=context).limits(spec).windows == windows, "135 are kept"
     assert LoadOptions(context_tokens=4000).limits(spec).windows == 1
     assert LoadOptions(context_tokens=4000, concurrency=3).limits(spec).windows == 3
     assert LoadOptions(context_tokens=4000).limits(spec, may_keep_windows=False).windows == 0
