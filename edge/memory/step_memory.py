@@ -73,7 +73,7 @@ class Widths:
     state_bytes: int = 0
     """Bytes of one request's states, at any length."""
     window_pages: int = 0
-    """Arrays of one request's windows, each of which may take a part of a page more."""
+    """Arrays of one request's windows, each of which may take a page more."""
     keeps_remainders: bool = False
     """Whether there are remainders in addition to codes of keys and values."""
     measured_token_bytes: int = 0
@@ -293,7 +293,7 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         + (1 + limits.batch_invariant) * widths.cache_page_tokens * widths.cache_token_bytes
         + _measured_bytes(widths, limits)
         + _SPARE_STATES * widths.state_bytes
-        + (1 + limits.states) * widths.window_pages * PAGE_BYTES
+        + (_SPARE_STATES + limits.windows) * widths.window_pages * PAGE_BYTES
         + widths.observed_bytes
     )
 

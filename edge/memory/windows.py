@@ -7,6 +7,7 @@ from collections.abc import Callable
 from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_remainders, kept_tokens
 from edge.memory.step_memory import (
     MOST_CALIBRATION_TOKENS,
+    PAGE_BYTES,
     cache_token_bytes,
     layer_token_bytes,
     layer_window_bytes,
@@ -71,13 +72,17 @@ def kv_memory(
             rows[mixer.kept_tokens] = rows.get(mixer.kept_tokens, 0) + row_bytes
     if not rows:
         return None
+    arrays = 2 * sum(each.kept_tokens is not None for each in spec.attentions.values())
+
+    def of_windows(tokens: int) -> int:
+        used = sum(min(tokens, kept) * size for kept, size in rows.items())
+        return used + arrays * PAGE_BYTES  # as `window_pages` of the buffers
 
     def held(tokens: int, of_pages: int) -> int:
-        windows = sum(min(tokens, kept) * size for kept, size in rows.items())
-        return of_pages * token_bytes + windows
+        return of_pages * token_bytes + of_windows(tokens)
 
-    whole = sum(kept * size for kept, size in rows.items())
-    return limits.cached_tokens * token_bytes + limits.windows * whole, held
+    windows = limits.windows * of_windows(max(rows))
+    return limits.cached_tokens * token_bytes + windows, held
 
 
 def room_token_bytes(spec: ModelSpec, layout: ShardLayout, kv_dtype: KvDtype) -> int:

@@ -92,7 +92,9 @@ async def measured_proposal(
         return _proposed(checkpoint, known, options, fewest, peers, changes, notes)
 
     # Memory for further copies is better used by layers, which are read for each token otherwise.
-    streamed = sizes.with_saved_states(min(1, sizes.limits.saved_states))
+    # Copies of windows have no memory of their own.
+    saved = sizes.limits.saved_states
+    streamed = sizes.with_saved_states(saved if sizes.limits.windows else min(1, saved))
     streamed = replace(streamed, stream=True)
     if sizes.stream:
         return proposed(streamed)
