@@ -49,6 +49,7 @@ from edge.offload.kv.prefix_records import Pieces, PrefixPart, PrefixRecords
 from edge.offload.kv.prefix_store import PrefixStore
 from edge.offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
 from edge.offload.kv.two_tiers import KVTiers
+from edge.offload.kv.window_rows import WindowRows
 from edge.offload.streaming.checked_extents import Extent, ExtentSpan, Memory, padded
 from edge.offload.streaming.device_window import Copier, DeviceWindow, Mark, MemoryCopier
 from edge.offload.streaming.expert_cache import ExpertCache
@@ -117,6 +118,7 @@ __all__ = [
     "Unpin",
     "WeightStore",
     "WeightStreamer",
+    "WindowRows",
     "all_parts",
     "check_values",
     "checked_runs",

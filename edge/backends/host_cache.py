@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,58 +27,98 @@ class HostCache:
     ) -> None:
         """beside: shapes of further float32 arrays of each request."""
         caches, states = layout.caches, layout.states
-        rows = [cache_row(each.cached_size, bits) for each in caches.values()]
-        heads = [each.num_kv_heads for each in caches.values()]
+        found = {layer: each.window_rows for layer, each in caches.items()}
+        windows = {layer: rows for layer, rows in found.items() if rows is not None}
+        full = [layer for layer in caches if layer not in windows]
+        self._caches = tuple(caches)
+        self._windows = windows
         dtype = cache_row(1, bits)[0]
+
+        def sizes(layer: int) -> tuple[int, int]:
+            """Heads, and elements of a row of each."""
+            return caches[layer].num_kv_heads, cache_row(caches[layer].cached_size, bits)[1]
+
+        def shape(layers: Iterable[int], tokens: int) -> KVShape:
+            itemsize = np.dtype(dtype).itemsize
+            layers_of = (
+                KVLayer(num_kv_heads=count, row_bytes=elements * itemsize)
+                for count, elements in map(sizes, layers)
+            )
+            return KVShape(layers=tuple(layers_of), context_tokens=tokens)
+
         shapes = [shape for each in states.values() for shape in each.state_shapes]
         shapes += beside
         self.pool = KVPool(
-            layers=[(count, elements) for count, (_, elements) in zip(heads, rows, strict=True)],
+            layers=[sizes(layer) for layer in full],
             slots=limits.caches,
             context_tokens=limits.context_tokens,
             dtype=dtype,
+            windows=[(*sizes(layer), rows) for layer, rows in windows.items()],
             states=shapes,
             most_states=limits.requests,
-            places=limits.state_places if shapes else 0,
+            places=limits.state_places if shapes or windows else 0,
         )
-        self.shape = KVShape(
-            layers=tuple(
-                KVLayer(num_kv_heads=count, row_bytes=elements * np.dtype(dtype).itemsize)
-                for count, (_, elements) in zip(heads, rows, strict=True)
-            ),
-            context_tokens=limits.context_tokens,
-        )
+        self.shape = shape(full, limits.context_tokens)
         """The shape of one request's keys and values in a tier."""
-        numbers = {layer: number for number, layer in enumerate(caches)}
-        self.numbers = {layer: numbers[layout.cache_layer(layer)] for layer in layout.attentions}
-        """The index of the cache that each layer uses."""
+        kept = max((rows.kept for rows in windows.values()), default=0)
+        self.windows = shape(windows, kept) if windows else None
+        """The same of layers that keep the newest tokens only."""
+        numbers = {layer: number for number, layer in enumerate(full)}
+        of_windows = {layer: number for number, layer in enumerate(windows)}
+        owners = {layer: layout.cache_layer(layer) for layer in layout.attentions}
+        self.numbers = {
+            layer: numbers[owner] for layer, owner in owners.items() if owner in numbers
+        }
+        """The index of the cache that each layer uses, if it keeps all tokens."""
+        self.window_numbers = {
+            layer: of_windows[owner] for layer, owner in owners.items() if owner in of_windows
+        }
+        """The same of layers that keep the newest tokens only."""
+
+    def layer(self, layer: int, first: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values that a layer uses in `count` slots from `first`, as views."""
+        if layer in self.numbers:
+            return self.pool.layer(self.numbers[layer], first, count)
+        return self.pool.window(self.window_numbers[layer], first, count)
 
     def new_rows(self, tokens: int) -> list[NDArray[Any]]:
         """Arrays for N tokens in every layer, as `put_rows` takes them."""
-        return [np.empty_like(array[:, :tokens], order="C") for array in self._of_slot(0)]
+        return [
+            np.empty_like(array[0], shape=(array.shape[1], tokens, array.shape[3]))
+            for layer in self._caches
+            for array in self.layer(layer, 0, 1)
+        ]
 
     def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        """Keys and values of tokens [first, last), layer by layer; None if the request has fewer
-        tokens."""
-        if request not in self.pool:
+        """Keys and values of tokens [first, last), layer by layer; None if not all are there."""
+        pool = self.pool
+        if request not in pool:
             return None
-        slot = self.pool.open(request)
-        if self.pool.length(slot) < last:
+        slot = pool.open(request)
+        length = pool.length(slot)
+        begins = {layer: rows.first(length) for layer, rows in self._windows.items()}
+        if length < last or first < max(begins.values(), default=0):
             return None
-        layers = range(self.shape.num_layers)
-        return [array for layer in layers for array in self.pool.rows(layer, slot, first, last)]
+        return [
+            array[0, :, first - begins.get(layer, 0) : last - begins.get(layer, 0)]
+            for layer in self._caches
+            for array in self.layer(layer, slot, 1)
+        ]
 
     def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        """Set the request's keys and values from token `first` on."""
-        slot = self.pool.open(request)
-        length = first
-        for array, some in zip(self._of_slot(slot), rows, strict=True):
-            length = first + some.shape[1]
-            array[:, first:length] = some
+        """Set the request's keys and values from token `first` on. If layers keep the newest tokens
+        only, it has the tokens before that."""
+        slot, length = self.pool.open(request), first
+        added = iter(rows)
+        for layer in self._caches:
+            for array in self.layer(layer, slot, 1):
+                some = next(added)
+                length = first + some.shape[1]
+                window = self._windows.get(layer)
+                if window is None:
+                    array[0, :, first:length] = some
+                else:
+                    both = np.concatenate([array[0, :, : window.rows(first)], some], axis=1)
+                    count = window.rows(length)
+                    array[0, :, :count] = both[:, both.shape[1] - count :]
         self.pool.wrote(slot, length)
-
-    def _of_slot(self, slot: int) -> Iterator[NDArray[Any]]:
-        """Keys and values [heads, tokens, elements] of each layer in turn."""
-        for number in range(self.shape.num_layers):
-            for array in self.pool.layer(number, slot, 1):
-                yield array[0]

@@ -226,14 +226,15 @@ class KvStorage(Protocol):
     def keep(self, request: str, tokens: int) -> None:
         """End the request; the first N tokens of its KV cache stay until `release`.
 
-        They are freed if the request is not in memory, or has states of which none was saved at N.
+        They are freed if the request is not in memory, or has states or windows of which none was
+        saved at N.
         """
         ...
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
-        """Copy the states of the request, if it has N tokens now, to one of the limits'
+        """Copy the states and windows of the request, if it has N tokens now, to one of the limits'
         `saved_states` places, until its release. The place's former contents are lost in any
-        case."""
+        case. Saved windows are lost once requests need their memory."""
         ...
 
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
@@ -247,7 +248,8 @@ class KvStorage(Protocol):
     def cut(self, request: str, tokens: int) -> None:
         """Forget the request's tokens after the first N: guesses that were wrong. Not for a request
         that is longer than memory. If the request has states, N is its length before its last step
-        with a draft. Raises RequestError for another."""
+        with a draft; if it has windows, it has the tokens that the one at N sees. Raises
+        RequestError for another."""
         ...
 
     def release(self, request: str) -> None:
@@ -307,7 +309,8 @@ class Backend(Protocol):
     @property
     def lacks(self) -> frozenset[str]:
         """The `ALL_NEEDS` for which it has no kernels, WEIGHTS_ON_DISK if it computes only from
-        memory, and ROUNDED_KV if it keeps keys and values in float32 only."""
+        memory, ROUNDED_KV if it keeps keys and values in float32 only, and WINDOWED_KV if it keeps
+        those of all tokens in layers with a sliding window."""
         ...
 
     @property

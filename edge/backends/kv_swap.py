@@ -5,8 +5,8 @@ memory is computed alone, layer by layer: the first layers stay, and each of the
 while the layer before it computes. A fixed set of resident layers is best, because layers are used
 in the same order every time.
 
-States are swapped with whole requests only. A state covers all tokens so far, so another request
-with the same beginning starts from a saved copy.
+States, and layers that keep the newest tokens only (windows), are swapped with whole requests. A
+state covers all tokens so far, so another request with the same beginning starts from a saved copy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,17 @@ class Pool(Protocol):
 
     @property
     def can_cut(self) -> bool:
-        """Whether a request can be cut to its first tokens, because it has no states."""
+        """Whether a request can be cut to its first tokens, because it has neither states nor
+        windows."""
+        ...
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether there are states, which no guess may be written over."""
+        ...
+
+    def can_cut_to(self, slot: int, tokens: int) -> bool:
+        """Whether the slot's request can go on after its first `tokens`."""
         ...
 
     @property
@@ -66,8 +76,22 @@ class Pool(Protocol):
         """Set a slot's states, in the form of `states` for one slot."""
         ...
 
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of all windows, of requests and saved ones."""
+        ...
+
+    def window_bytes_of(self, tokens: int | None = None) -> int:
+        """Bytes of one request's windows after so many tokens; None: at most."""
+        ...
+
+    def window_rows(self, slot: int) -> list[tuple[Rows, Rows]]:
+        """Keys and values of each window, to read or to write; they follow from the slot's
+        length."""
+        ...
+
     def save_states(self, slot: int, place: int) -> None:
-        """Copy a slot's states to a place for saved states, over its contents."""
+        """Copy a slot's states and windows to a place for saved ones, over its contents."""
         ...
 
     def saved_states(self, place: int) -> list[NDArray[Any]]:
@@ -80,12 +104,16 @@ class Pool(Protocol):
         ...
 
     def load_states(self, slot: int, place: int) -> None:
-        """Copy the saved states of a place to a slot. Raises KeyError if no memory for states is
-        free."""
+        """Copy the saved states and windows of a place to a slot, and forget tokens behind them.
+        Raises KeyError if no memory for states is free."""
         ...
 
     def drop_states(self, slot: int) -> None:
-        """Free the memory of a slot's states until states are set again."""
+        """Free the memory of a slot's states and windows until they are set again."""
+        ...
+
+    def drop_saved(self, place: int) -> None:
+        """Free the memory of a place for saved states."""
         ...
 
     def wrote(self, slot: int, length: int) -> None: ...
@@ -117,15 +145,62 @@ class Pool(Protocol):
         ...
 
 
+class WithoutWindows:
+    """The part of a Pool about windows, of pools that have none."""
+
+    @property
+    def can_cut(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def rewinds(self) -> bool:
+        return not self.can_cut
+
+    @property
+    def window_bytes(self) -> int:
+        return 0
+
+    def length(self, slot: int) -> int:
+        raise NotImplementedError
+
+    def can_cut_to(self, slot: int, tokens: int) -> bool:
+        length = self.length(slot)
+        return tokens <= length if self.can_cut else tokens == length
+
+    def window_bytes_of(self, tokens: int | None = None) -> int:
+        return 0
+
+    def window_rows(self, slot: int) -> list[tuple[Rows, Rows]]:
+        return []
+
+    def drop_saved(self, place: int) -> None:
+        """Does nothing: places keep their memory."""
+
+
 class CacheMoves:
     """Tracks a shard's KV cache in its pool and its tier. Used by the compute thread."""
 
-    def __init__(self, pool: Pool, shape: KVShape, tier: KVTier | None, limits: StepLimits) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        shape: KVShape,
+        tier: KVTier | None,
+        limits: StepLimits,
+        windows: KVShape | None = None,
+        *,
+        token_bytes: int = 0,
+    ) -> None:
+        """shape, windows: of one request's keys and values in the tier; windows: of layers that
+        keep the newest tokens only. token_bytes: with windows, the memory for each of the limits'
+        `cached_tokens`."""
         self._pool = pool
         self._shape = shape
+        self._windows = windows
         self._layers = range(shape.num_layers)
         self._tier = tier
         self._room_tokens = limits.cached_tokens
+        windows_bytes = limits.windows * pool.window_bytes_of()
+        self._room_bytes = limits.cached_tokens * token_bytes + windows_bytes
         self._away: dict[str, int] = {}
         """Requests without a slot, and their tokens."""
         self._outside: dict[str, set[int]] = {}
@@ -164,9 +239,9 @@ class CacheMoves:
         is_here = request in self._pool and not self._outside.get(request)
         if is_here and self._has_first(request, tokens):
             slot = self._pool.open(request)
-            self._pool.shrink(slot, tokens)
             if not self._pool.can_cut:
                 self._pool.drop_states(slot)
+            self._pool.shrink(slot, tokens)
         else:
             self._pool.release(request)
             self.drop(request)
@@ -184,13 +259,17 @@ class CacheMoves:
         slot, place = self._pool.open(source), self._place_of(source, tokens)
         if moves:
             self._load_states(slot, place)
-            saved = self._saved_of(source)
+            saved = {each: of for each, of in self._saved_of(source).items() if of <= tokens}
+            for each in saved:
+                del self._saved[each]
             self.drop(source)
             self._pool.rename(source, request)
             self._pool.shrink(slot, tokens)
-            self._saved |= {each: (request, of) for each, of in saved.items() if of <= tokens}
+            self._saved |= {each: (request, of) for each, of in saved.items()}
             return tokens
         if self._pool.num_tokens + tokens > self._room_tokens:
+            return 0
+        if not self._make_room(tokens, self._pool.window_bytes_of(tokens), spared=place):
             return 0
         target = self._open(request)
         slot = self._pool.open(source)
@@ -198,8 +277,8 @@ class CacheMoves:
         for layer in self._layers:
             rows = self._pool.rows(layer, slot, 0, tokens)
             with self._pool.filling(layer, target, tokens) as into:
-                for each, some in zip(into, rows, strict=True):
-                    each[...] = some
+                for array, some in zip(into, rows, strict=True):
+                    array[...] = some
         self._pool.wrote(target, tokens)
         return tokens
 
@@ -209,10 +288,12 @@ class CacheMoves:
         if request not in self._pool:
             return
         slot = self._pool.open(request)
-        if not self._pool.can_cut:
+        if self._pool.rewinds:
             if self._saved.get(self._before_guesses) != (request, tokens):
                 raise RequestError(f"the state at {tokens} tokens is not saved")
             self._pool.load_states(slot, self._before_guesses)
+        elif tokens < self._pool.length(slot):
+            self._check_cut(slot, tokens)
         self._pool.shrink(slot, tokens)
 
     def save_state(self, request: str, tokens: int, place: int) -> None:
@@ -221,10 +302,26 @@ class CacheMoves:
         self._saved.pop(place, None)
         if request in self._pool:
             slot = self._pool.open(request)
-            if self._pool.length(slot) == tokens:
-                if not self._pool.can_cut:
-                    self._pool.save_states(slot, place)
+            has_room = self._make_room(0, self._pool.window_bytes_of(tokens))
+            if self._pool.length(slot) == tokens and has_room:
+                self._pool.save_states(slot, place)
                 self._saved[place] = (request, tokens)
+        if place not in self._saved:
+            self._pool.drop_saved(place)
+
+    def _make_room(self, tokens: int, window_bytes: int, *, spared: int | None = None) -> bool:
+        """Whether there is memory for so many more tokens, and bytes of windows. Saved windows have
+        memory that is free otherwise: the oldest are dropped, but not the one in place `spared`."""
+        if self._windows is None:
+            return True
+        wanted = (self._pool.num_tokens + tokens) * self._shape.token_bytes + window_bytes
+        for place in list(self._saved):
+            if wanted + self._pool.window_bytes <= self._room_bytes:
+                break
+            if place != spared:
+                del self._saved[place]
+                self._pool.drop_saved(place)
+        return wanted + self._pool.window_bytes <= self._room_bytes
 
     def saved(self, request: str) -> list[int]:
         """The numbers of tokens at which states of the request were saved for other requests."""
@@ -243,7 +340,7 @@ class CacheMoves:
     def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
         """Set a request's states, which are those at N tokens."""
         slot = self._open(request)
-        if not self._pool.can_cut:
+        if self._pool.rewinds:
             self._pool.put_states(slot, states)
         self._pool.wrote(slot, tokens)
 
@@ -278,6 +375,7 @@ class CacheMoves:
         """Drop the request's keys and values in the tier, and its saved states."""
         for place in self._saved_of(request):
             del self._saved[place]
+            self._pool.drop_saved(place)
         self._away.pop(request, None)
         self._outside.pop(request, None)
         self._drop_from_tier(request)
@@ -305,7 +403,9 @@ class CacheMoves:
         tokens += sum(self._away.get(request, 0) for request in requests)
         others = self._pool.num_requests - sum(request in self._pool for request in requests)
         is_alone = step.batch == 1 and not others and self._tier is not None
-        if tokens > self._room_tokens and not is_alone:
+        new_bytes = sum(self._new_window_bytes(entry) for entry in step.entries)
+        has_room = self._make_room(tokens - self._pool.num_tokens, new_bytes)
+        if (tokens > self._room_tokens or not has_room) and not is_alone:
             raise RequestError(
                 f"{tokens} tokens under way", remedy=f"memory is kept for {self._room_tokens}"
             )
@@ -321,12 +421,20 @@ class CacheMoves:
             if tokens <= self._room_tokens:
                 for layer in sorted(self._outside.pop(request, ())):
                     self._read(request, layer)
-        if step.drafted:
+        if step.drafted and self._pool.rewinds:
             self._save_before_guesses(step.entries[0])
         self._window = None
         if tokens > self._room_tokens and self._layers:
             self._open_window(requests[0], tokens)
         self.wait_s += time.perf_counter() - start_s
+
+    def _new_window_bytes(self, entry: StepEntry) -> int:
+        """Bytes of the request's windows after a step, over those before it."""
+        grown = self._pool.window_bytes_of(entry.end)
+        if entry.request in self._pool:
+            length = self._pool.length(self._pool.open(entry.request))
+            grown -= self._pool.window_bytes_of(length)
+        return grown
 
     def begin(self, layer: int) -> None:
         """Bring a layer (counted within the shard) into memory before it computes."""
@@ -364,14 +472,15 @@ class CacheMoves:
     def _check_order(self, step: Step) -> None:
         """Raises RequestError for a step that does not continue a request's state."""
         for entry in step.entries:
-            tokens = self._away.get(entry.request, 0)
             if entry.request in self._pool:
-                tokens = self._pool.length(self._pool.open(entry.request))
-            if entry.position != tokens:
-                raise RequestError(
-                    f"a request continues at token {entry.position}, but its state is at {tokens}",
-                    remedy="compute it from its first token",
-                )
+                self._check_cut(self._pool.open(entry.request), entry.position)
+            elif entry.position != (tokens := self._away.get(entry.request, 0)):
+                raise _not_at(entry.position, tokens)
+
+    def _check_cut(self, slot: int, tokens: int) -> None:
+        """Raises RequestError if the slot's request cannot go on after its first `tokens`."""
+        if not self._pool.can_cut_to(slot, tokens):
+            raise _not_at(tokens, self._pool.length(slot))
 
     def _open_window(self, request: str, tokens: int) -> None:
         """Choose the layers that stay for a step after which the request has `tokens`."""
@@ -420,7 +529,12 @@ class CacheMoves:
         return self._tier.place(request, self._shape)
 
     def _write_states(self, request: str, slot: int) -> None:
-        """Replace the request's states in the tier; every token changes all of them."""
+        """Replace the request's states and windows in the tier; every token changes all of them."""
+        if self._windows is not None and self._tier is not None:
+            self._tier.drop(_states_of(request))
+            place = self._tier.place(_states_of(request), self._windows)
+            for number, (keys, values) in enumerate(self._pool.window_rows(slot)):
+                place.append(number, keys, values)
         states = self._pool.states(slot, 1)
         if states and self._tier is not None:
             self._tier.drop(_states_of(request))
@@ -430,6 +544,10 @@ class CacheMoves:
                 place.append(number, keys, values)
 
     def _read_states(self, request: str, slot: int) -> None:
+        if self._windows is not None and self._tier is not None:
+            place = self._tier.place(_states_of(request), self._windows)
+            for number, (keys, values) in enumerate(self._pool.window_rows(slot)):
+                place.read(number, keys, values)
         states = self._pool.states(slot, 1)
         if states and self._tier is not None:
             place = self._tier.place(_states_of(request), _states_shape(states))
@@ -457,6 +575,13 @@ class CacheMoves:
         tokens = place.tokens(layer)
         with self._pool.filling(layer, self._pool.open(request), tokens) as (keys, values):
             place.read(layer, keys, values)
+
+
+def _not_at(position: int, tokens: int) -> RequestError:
+    return RequestError(
+        f"a request continues at token {position}, but its state is at {tokens}",
+        remedy="compute it from its first token",
+    )
 
 
 def _too_many(error: KeyError) -> RequestError:

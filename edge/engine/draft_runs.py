@@ -26,7 +26,7 @@ from edge.engine.distributed_sampling import Chosen, DistributedSampling
 from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
-from edge.protocol.step import FinishReason, Step
+from edge.protocol.step import MOST_DRAFTED, FinishReason, Step
 
 _GOES_ON, _IS_OVER, _ASKS = 0, -1, -2
 """The sampler tells a further step; ends the run; or asks its stage for all logits, and then says
@@ -71,6 +71,8 @@ class DraftRuns:
     must_yield: Callable[[], bool]
     rewinds: bool
     """Requests have states; see `Step.drafting`."""
+    cut_end: Callable[[int], int] | None
+    """See `SchedulingLimits`."""
     goes_ahead: bool
     """Whether there are steps ahead: the sampler is alone in its stage, behind other stages, and
     keys and values can be cut anywhere."""
@@ -153,14 +155,15 @@ class DraftRuns:
                 entry.request,
                 known,
                 terms,
-                most=min(step.drafts - again, max(1, left - 1)),
+                most=min(step.drafts - again, max(1, left - 1), self._room(settled) - 1),
                 again=again,
             )
             tell(settled, (tokens[-1], *draft), step)
         while self.goes_ahead and len(ahead) <= _MOST_AHEAD:
             last = ahead[-1]
             guessed = [token for each in ahead for token in each.entries[0].tokens][1:]
-            most = min(1 + step.drafts, last.run - last.logit_rows) // 2 * 2
+            room = self._room(ahead[0].entries[0].position, last.entries[0].end)
+            most = min(1 + step.drafts, last.run - last.logit_rows, room) // 2 * 2
             if not last.drafted or most < 2:
                 return
             draft = self.speculator.ahead(
@@ -169,6 +172,12 @@ class DraftRuns:
             if not draft:
                 return
             tell(last.entries[0].end, draft, last)
+
+    def _room(self, position: int, end: int | None = None) -> int:
+        """Rows that steps may have from `end` on, or `position`, so that the request can still be
+        cut at any position after `position`."""
+        begin = position if end is None else end
+        return 1 + MOST_DRAFTED if self.cut_end is None else self.cut_end(position) - begin
 
     def _follow(self, step: Step, program: StageProgram) -> Iterator[Step]:
         """As any other shard."""

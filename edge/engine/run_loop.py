@@ -42,9 +42,11 @@ class RunLoop:
         *,
         is_last_stage: bool,
         rewinds: bool,
+        cut_end: Callable[[int], int] | None = None,
     ) -> None:
         """computed: called after each step and before its tokens are reported, so that what it
-        sends arrives first. rewinds: requests have states; see `Step.drafting`."""
+        sends arrives first. rewinds: requests have states; see `Step.drafting`. cut_end: see
+        `DraftRuns`."""
         self._links = links
         self._choice = choice
         self._times = times
@@ -64,6 +66,7 @@ class RunLoop:
             report=self._tell_tokens,
             must_yield=lambda: self._must_yield,
             rewinds=rewinds,
+            cut_end=cut_end,
             goes_ahead=not rewinds and choice.is_alone and links.seat[0] > 0,
         )
 

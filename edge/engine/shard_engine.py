@@ -33,7 +33,8 @@ from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
 from edge.errors import PlanError, RequestError
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
-from edge.memory.step_memory import has_states
+from edge.memory.step_memory import keeps_windows, rewinds
+from edge.memory.windows import cut_end
 from edge.offload import KVTier, StoreError
 from edge.protocol import messages
 from edge.protocol.assignment import Assignment
@@ -85,7 +86,7 @@ class ShardEngine:
             assignment.rank,
             shortlist_tokens=shortlist_tokens,
         )
-        rewinds = self._has_states = has_states(assignment.model, assignment.kv_dtype)
+        has_own_states = self._has_states = rewinds(assignment.model, assignment.kv_dtype)
         self.draft_model = DraftModel(assignment.model.vocab_size)
         """Asked for guesses, where this shard samples and is linked with a draft model."""
         self._draft_server: DraftServer | None = None
@@ -98,7 +99,7 @@ class ShardEngine:
         self._speculator = Speculator(
             self._drafters,
             has_experts=assignment.model.has_experts,
-            rewinds=rewinds,
+            rewinds=has_own_states,
             predicted=dict(
                 zip(DRAFT_ROWS, () if expected is None else expected.draft_steps_s, strict=False)
             ),
@@ -111,7 +112,8 @@ class ShardEngine:
             report,
             self._copy,
             is_last_stage=self.layout.is_last_stage,
-            rewinds=rewinds,
+            rewinds=has_own_states,
+            cut_end=cut_end(assignment.model),
         )
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
@@ -146,7 +148,8 @@ class ShardEngine:
 
         kv_tier: where keys and values are swapped to. prefixes: storage of the prefix cache.
         """
-        if prefixes is not None:
+        # Of a window, later sessions would find the newest tokens only.
+        if prefixes is not None and not keeps_windows(self.assignment.model):
             self._prefixes = PrefixCache(prefixes, self.assignment)
             self._pieces = StoredPieces(self._prefixes)
 

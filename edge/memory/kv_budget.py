@@ -8,7 +8,13 @@ from pathlib import Path
 
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
-from edge.memory.step_memory import cache_token_bytes, passing_bytes, state_bytes
+from edge.memory.step_memory import (
+    cache_token_bytes,
+    passing_bytes,
+    state_bytes,
+    window_bytes,
+)
+from edge.memory.windows import room_token_bytes
 from edge.offload import (
     DiskKVTier,
     KVTier,
@@ -102,10 +108,14 @@ class KvRoom:
         token_bytes = cache_token_bytes(layout, assignment.kv_dtype)
         limits = assignment.limits
         one_bytes = state_bytes(layout, assignment.kv_dtype)
-        memory_bytes = limits.cached_tokens * token_bytes + limits.states * one_bytes
+        of_windows = window_bytes(layout, assignment.kv_dtype)
+        room_bytes = room_token_bytes(assignment.model, layout, assignment.kv_dtype)
+        memory_bytes = limits.cached_tokens * room_bytes + limits.states * one_bytes
+        memory_bytes += limits.windows * of_windows
         disk_bytes = 0
         if limits.disk_tokens:
-            disk_bytes = limits.disk_tokens * token_bytes + limits.requests * one_bytes
+            fixed_bytes = limits.requests * (one_bytes + of_windows)
+            disk_bytes = limits.disk_tokens * token_bytes + fixed_bytes
             disk_bytes = min(disk_bytes, self._disk_bytes)
         free_bytes = self.free_memory_bytes
         if free_bytes is not None and memory_bytes > free_bytes:

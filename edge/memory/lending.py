@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from edge.memory.step_memory import Widths, activation_bytes
+from edge.memory.windows import with_windows
 from edge.models.spec import ModelSpec
 from edge.protocol.step import StepLimits
 from edge.weights.layout import whole_layout
@@ -36,6 +37,8 @@ class Lending:
         return spare
 
     def _unused_kv(self, lengths: Iterable[int]) -> int:
+        if self.widths.window_pages:
+            return 0  # windows of further requests, and saved ones, may take it
         page = max(1, self.widths.cache_page_tokens)
         # A request may begin and end within a page.
         held = sum((-(-length // page) + 1) * page for length in lengths)
@@ -44,6 +47,7 @@ class Lending:
 
 def unused_by_decoding(spec: ModelSpec, limits: StepLimits) -> int:
     """Bytes of buffers that a shard with the whole model does not need for one token."""
+    spec = with_windows(spec, limits)
     return buffers_unused(Widths.of_shard(spec, whole_layout(spec)), limits, rows=1)
 
 

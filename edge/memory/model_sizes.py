@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
-from edge.memory.step_memory import layer_state_bytes, layer_token_bytes
+from edge.memory.step_memory import layer_state_bytes, layer_token_bytes, layer_window_bytes
+from edge.memory.windows import with_windows
 from edge.models.attention import Attention
 from edge.models.experts import SHARED, Experts
 from edge.models.parts import Weights
 from edge.models.spec import FeedForward, LayerSpec, Mixer, ModelSpec
 from edge.partition import LayerFacts, ModelFacts
+from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import Wire, number_bytes
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.further import further_in
@@ -68,11 +71,13 @@ def model_facts(
             layer_bytes=nbytes(mixer.fixed, layer.grade) + nbytes(feed_forward.fixed, layer.grade),
             kv_bytes_per_token=layer_token_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
             state_bytes=layer_state_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
+            window_bytes=layer_window_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
+            window_tokens=(layer.mixer.kept_tokens if isinstance(layer.mixer, Attention) else None),
             num_experts=block.num_experts if isinstance(block, Experts) else 0,
             top_k=block.top_k if isinstance(block, Experts) else 0,
             expert_column_bytes=of_one_expert(block, layer.grade),
             is_grouped=isinstance(block, Experts) and block.groups > 1,
-            keys_of=layer.mixer.keys_of if isinstance(layer.mixer, Attention) else None,
+            keys_of=_keys_of(layer.mixer),
         )
 
     # A further head is beside the head, and is read as often.
@@ -93,6 +98,34 @@ def model_facts(
         wire_number_bytes=number_bytes(wire),
         expert_uses=expert_uses,
     )
+
+
+def facts_with_windows(
+    facts: ModelFacts, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDtype
+) -> ModelFacts:
+    """The facts with what layers with a sliding window keep with these limits."""
+    windowed = with_windows(spec, limits)
+
+    def of_kind(number: int, kind: LayerFacts) -> LayerFacts:
+        mixer = windowed.layer(facts.layers.index(number)).mixer
+        if not isinstance(mixer, Attention) or mixer.kept_tokens is None:
+            return kind
+        return replace(
+            kind,
+            kv_bytes_per_token=0,
+            window_bytes=layer_window_bytes(mixer, kv_dtype) // mixer.num_groups,
+            window_tokens=mixer.kept_tokens,
+            keys_of=None,
+        )
+
+    return replace(facts, kinds=tuple(of_kind(*each) for each in enumerate(facts.kinds)))
+
+
+def _keys_of(mixer: Mixer) -> int | None:
+    """The layer with whose keys and values those of this layer are kept."""
+    if not isinstance(mixer, Attention) or mixer.kept_tokens is not None:
+        return None
+    return mixer.keys_of
 
 
 def _kept(spec: ModelSpec) -> tuple[int, ...]:

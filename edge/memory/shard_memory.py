@@ -14,6 +14,7 @@ from edge.memory.step_memory import (
     head_load_bytes,
     passing_bytes,
 )
+from edge.memory.windows import with_windows
 from edge.models.spec import ModelSpec
 from edge.offload import Manifest, numpy_dtype
 from edge.partition import ModelFacts, Plan, Workload, weight_tiers
@@ -68,7 +69,11 @@ def _use(
 ) -> Use:
     plan, stage, rank = assignment.plan, assignment.stage, assignment.rank
     limits = assignment.limits
-    workload = Workload(reserved_tokens=limits.cached_tokens, states=limits.states)
+    workload = Workload(
+        reserved_tokens=limits.cached_tokens,
+        states=limits.states,
+        windows=max(1, limits.windows),
+    )
     # This seat only: a device with two seats has a session for each.
     use = plan.stages[stage].shards[rank].memory(plan.place(stage), facts, workload)
     widths = Widths.of_shard(
@@ -166,6 +171,7 @@ def most_overhead(
     kv_dtype: KvDtype,
 ) -> int:
     """Most bytes that any shard of the model takes beside weights and KV cache."""
+    spec = with_windows(spec, limits)
     layout = whole_layout(spec)
     widths = replace(
         Widths.of_shard(spec, layout, kv_dtype=kv_dtype, observes=limits.observes),

@@ -72,6 +72,8 @@ class Widths:
     """Tokens in the smallest unit of memory for keys and values."""
     state_bytes: int = 0
     """Bytes of one request's states, at any length."""
+    window_pages: int = 0
+    """Arrays of one request's windows, each of which may take a page more."""
     keeps_remainders: bool = False
     """Whether there are remainders in addition to codes of keys and values."""
     measured_token_bytes: int = 0
@@ -107,8 +109,11 @@ class Widths:
             state_bytes=state_bytes(layout, kv_dtype),
             keeps_remainders=keeps_remainders(kv_bits(kv_dtype)),
             measured_token_bytes=(
-                0 if kv_dtype == "float32" else cache_token_bytes(layout, "float32")
+                0
+                if kv_dtype == "float32"
+                else sum(_token_bytes(mixer, "float32") for mixer in layout.caches.values())
             ),
+            window_pages=2 * sum(each.kept_tokens is not None for each in layout.caches.values()),
             observed_bytes=observed_bytes(layout) if observes else 0,
             beside_values=_beside(spec, layout),
         )
@@ -124,7 +129,7 @@ def _beside(spec: ModelSpec, layout: ShardLayout) -> int:
 
 
 def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
-    """Bytes of one token in a shard's KV cache."""
+    """Bytes of one token in a shard's KV cache, without windows."""
     return sum(layer_token_bytes(mixer, kv_dtype) for mixer in layout.caches.values())
 
 
@@ -133,7 +138,7 @@ def page_tokens(spec: ModelSpec, kv_dtype: KvDtype) -> int:
 
     The layers with the smallest heads decide, because most of their tokens fit into a page.
     """
-    tokens = max(-(-PAGE_BYTES // size) for size in _row_sizes(spec, kv_dtype))
+    tokens = max((-(-PAGE_BYTES // size) for size in _row_sizes(spec, kv_dtype)), default=0)
     return -(-tokens // _BLOCK_TOKENS) * _BLOCK_TOKENS
 
 
@@ -144,6 +149,8 @@ def held_tokens(tokens: int, spec: ModelSpec, limits: StepLimits, kv_dtype: KvDt
     whole context.
     """
     page = page_tokens(spec, kv_dtype)
+    if not page:
+        return tokens
     is_aligned = not any(
         limits.context_tokens * size % PAGE_BYTES for size in _row_sizes(spec, kv_dtype)
     )
@@ -158,19 +165,41 @@ def row_bytes(mixer: Attention, kv_dtype: KvDtype) -> int:
 
 
 def _row_sizes(spec: ModelSpec, kv_dtype: KvDtype) -> set[int]:
-    mixers = [kind.mixer for kind in spec.kinds]
+    mixers = [kind.mixer for kind in spec.kinds if layer_token_bytes(kind.mixer, kv_dtype)]
     return {row_bytes(each, kv_dtype) for each in mixers if isinstance(each, Attention)}
 
 
 def layer_token_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
-    """Bytes of a token's keys and values in one layer."""
-    if not isinstance(mixer, Attention):
+    """Bytes of a token's keys and values in one layer; 0 if it keeps the newest tokens only."""
+    if not isinstance(mixer, Attention) or mixer.kept_tokens is not None:
         return 0
+    return _token_bytes(mixer, kv_dtype)
+
+
+def layer_window_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
+    """Bytes of one request's keys and values in a layer that keeps the newest tokens only."""
+    if not isinstance(mixer, Attention) or mixer.kept_tokens is None:
+        return 0
+    return mixer.kept_tokens * _token_bytes(mixer, kv_dtype)
+
+
+def _token_bytes(mixer: Attention, kv_dtype: KvDtype) -> int:
     return 2 * mixer.num_kv_heads * row_bytes(mixer, kv_dtype)
 
 
+def keeps_windows(spec: ModelSpec) -> bool:
+    """Whether layers with a sliding window keep the newest tokens only."""
+    mixers = (kind.mixer for kind in spec.kinds)
+    return any(isinstance(each, Attention) and each.kept_tokens is not None for each in mixers)
+
+
 def has_states(spec: ModelSpec, kv_dtype: KvDtype) -> bool:
-    """Whether requests have states, so that they cannot be cut at any token."""
+    """Whether requests have states or windows, so that they cannot be cut at any token."""
+    return rewinds(spec, kv_dtype) or keeps_windows(spec)
+
+
+def rewinds(spec: ModelSpec, kv_dtype: KvDtype) -> bool:
+    """Whether requests have states, so that no guess may be written over."""
     return spec.has_states or keeps_remainders(kv_bits(kv_dtype))
 
 
@@ -190,6 +219,11 @@ def state_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
     """Bytes of one request's states in all layers."""
     mixers = [*layout.states.values(), *layout.caches.values()]
     return sum(layer_state_bytes(mixer, kv_dtype) for mixer in mixers)
+
+
+def window_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
+    """Bytes of one request's windows in all layers."""
+    return sum(layer_window_bytes(mixer, kv_dtype) for mixer in layout.caches.values())
 
 
 def calibration_tokens(limits: StepLimits) -> int:
@@ -259,6 +293,7 @@ def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
         + (1 + limits.batch_invariant) * widths.cache_page_tokens * widths.cache_token_bytes
         + _measured_bytes(widths, limits)
         + _SPARE_STATES * widths.state_bytes
+        + (_SPARE_STATES + limits.windows) * widths.window_pages * PAGE_BYTES
         + widths.observed_bytes
     )
 
@@ -350,8 +385,15 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
     at once, but the arena keeps the blocks of each kind.
     """
     largest: dict[str, int] = {}
+    staged = 0
     for part in widths.parts:
-        values = part.row_values(limits.context_tokens, widths.hidden_size)
+        keys = limits.context_tokens
+        if isinstance(part, Attention) and part.kept_tokens is not None:
+            # A chunk that would move rows is put behind them in temporary memory.
+            rows = part.kept_tokens + limits.chunk_tokens
+            keys = min(keys, rows)
+            staged = max(staged, 2 * part.num_kv_heads * part.head_size * rows)
+        values = part.row_values(keys, widths.hidden_size)
         if widths.keeps_remainders and isinstance(part, Attention):
             values += remainder_row_values(
                 part.num_heads, limits.context_tokens, limits.chunk_tokens
@@ -364,7 +406,7 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
         if isinstance(part, Attention) and part.latent is not None
     ]
     values = rows * (3 * widths.hidden_size + sum(largest.values())) + max(of_blocks, default=0)
-    return _FLOAT_BYTES * values
+    return _FLOAT_BYTES * (values + staged)
 
 
 def _logits(widths: Widths, limits: StepLimits) -> int:

@@ -25,6 +25,7 @@ from edge.models.parts import (
     whole_vector,
 )
 from edge.models.rotary import Rotary, rotary_of
+from edge.offload import WindowRows
 from edge.partition import kv_heads
 
 
@@ -43,6 +44,9 @@ class Attention:
     rotary: Rotary
     window: int | None
     """The sliding window in positions, the query's own included; None: full attention."""
+    kept_tokens: int | None = None
+    """The most tokens of a request whose keys and values are kept (`WindowRows`); None: all. The
+    load decides: see `keeping_windows`."""
     qkv_bias: bool
     output_bias: bool
     query_key_norm: bool
@@ -119,6 +123,10 @@ class Attention:
             )
         if self.window is not None and (type(self.window) is not int or self.window < 1):
             raise ValueError("a sliding window must be at least 1 token")
+        if self.kept_tokens is not None:
+            if self.window is None or type(self.kept_tokens) is not int:
+                raise ValueError("only layers with a window keep a number of tokens")
+            WindowRows(window=self.window, kept=self.kept_tokens)
 
     def _check_latent(self, latent: Latent) -> None:
         if self.num_kv_heads != 1:
@@ -152,6 +160,13 @@ class Attention:
     def cached_size(self) -> int:
         """Elements of a token's key, and of its value, that are kept for each KV head."""
         return self.head_size if self.latent is None else self.latent.half_row
+
+    @property
+    def window_rows(self) -> WindowRows | None:
+        """The rows of a layer that keeps the newest tokens only; None: it keeps all."""
+        if self.window is None or self.kept_tokens is None:
+            return None
+        return WindowRows(window=self.window, kept=self.kept_tokens)
 
     @property
     def value_size(self) -> int:

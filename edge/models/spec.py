@@ -7,7 +7,7 @@ but no families.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -68,6 +68,10 @@ ALL_NEEDS = frozenset(
 
 WEIGHTS_ON_DISK = "weights on disk"
 """What a device lacks that computes only from memory. No model needs it: a plan may."""
+
+WINDOWED_KV = "windowed keys and values"
+"""What a device lacks that keeps the keys and values of the whole context in layers with a sliding
+window. No model needs it: a load may."""
 
 ROUNDED_KV = "rounded keys and values"
 """What a device lacks that keeps them in float32 only. No model needs it: a load may."""
@@ -199,7 +203,10 @@ class ModelSpec:
                 raise ValueError(f"layer {number} has keys of layer {each.keys_of}")
             if not other.has_norm or other.norm_bias or other.qkv_bias or other.latent is not None:
                 raise ValueError(f"layer {number} has keys that cannot be made once more")
-            for name in ("num_heads", "num_kv_heads", "head_size", "rotary", "window"):
+            for name in (
+                *("num_heads", "num_kv_heads", "head_size", "rotary"),
+                *("window", "kept_tokens"),
+            ):
                 if getattr(each, name) != getattr(other, name):
                     raise ValueError(f"layer {number} has keys of a layer with another {name}")
             for name in ("query_key_norm", "value_norm", "keys_are_values"):
@@ -287,6 +294,12 @@ class ModelSpec:
         """Whether requests have states, which cannot be cut at any token like a KV cache."""
         return any(isinstance(kind.mixer, WithState) for kind in self.kinds)
 
+    def has_long_rotations(self, context_tokens: int) -> list[bool]:
+        """Whether rotations are those of a long context, for each kind of layer with attention."""
+        mixers = [kind.mixer for kind in self.kinds]
+        kept = (each for each in mixers if isinstance(each, Attention))
+        return [each.rotary.is_long(context_tokens) for each in kept]
+
     def layer(self, number: int) -> LayerSpec:
         return self.kinds[self.layers[number]]
 
@@ -321,6 +334,18 @@ def graded(spec: ModelSpec, grades: Sequence[int]) -> ModelSpec:
         dataclasses.replace(spec.layer(number), grade=grade) for number, grade in enumerate(grades)
     ]
     return dataclasses.replace(spec, **by_kind(layers))
+
+
+def keeping_windows(spec: ModelSpec, kept: Callable[[Attention], int | None]) -> ModelSpec:
+    """The model whose layers with a sliding window keep so many tokens; None: all."""
+
+    def of_kind(kind: LayerSpec) -> LayerSpec:
+        mixer = kind.mixer
+        if not isinstance(mixer, Attention) or mixer.window is None:
+            return kind
+        return dataclasses.replace(kind, mixer=dataclasses.replace(mixer, kept_tokens=kept(mixer)))
+
+    return dataclasses.replace(spec, kinds=tuple(map(of_kind, spec.kinds)))
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

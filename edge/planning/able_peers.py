@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from edge.errors import RequestError
-from edge.models.spec import ROUNDED_KV, ModelSpec
+from edge.models.spec import ROUNDED_KV, WINDOWED_KV, ModelSpec
 from edge.partition import Plan
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import KvDtype
@@ -16,10 +16,11 @@ _OTHER_SOFTWARE = "install another version of what computes there: onnxruntime, 
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def needs_of(spec: ModelSpec, kv_dtype: KvDtype) -> tuple[str, ...]:
+def needs_of(spec: ModelSpec, kv_dtype: KvDtype, *, keeps_windows: bool = False) -> tuple[str, ...]:
     """The features that a peer must have for the model, and for keys and values of this type.
 
-    Raises RequestError for codes of latent rows.
+    keeps_windows: layers with a sliding window keep the newest tokens only. Raises RequestError for
+    codes of latent rows.
     """
     if kv_dtype != "float32" and spec.is_latent:
         raise RequestError(
@@ -28,7 +29,8 @@ def needs_of(spec: ModelSpec, kv_dtype: KvDtype) -> tuple[str, ...]:
             remedy="leave kv_dtype out: such a row takes less than codes of each head's keys and "
             "values",
         )
-    return spec.needs if kv_dtype == "float32" else (*spec.needs, ROUNDED_KV)
+    rounded = () if kv_dtype == "float32" else (ROUNDED_KV,)
+    return (*spec.needs, *rounded, *((WINDOWED_KV,) if keeps_windows else ()))
 
 
 def able_peers(

@@ -12,6 +12,7 @@ from edge import partition
 from edge.host.cache_paths import cache_root
 from edge.membership.identity import is_id
 from edge.memory.model_sizes import model_facts
+from edge.memory.windows import with_windows
 from edge.partition import (
     LEAST_GAIN,
     Choice,
@@ -24,6 +25,7 @@ from edge.partition import (
 )
 from edge.planning.load_options import ExpertCut, LoadOptions
 from edge.planning.load_sizes import LoadSizes
+from edge.protocol.step import StepLimits
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import known_expert_uses
 
@@ -31,11 +33,11 @@ _MOST_PLACED = 2
 """Plans that are tried with whole experts, the best first; placing them takes a while."""
 
 
-def facts_of(checkpoint: Checkpoint, options: LoadOptions) -> ModelFacts:
+def facts_of(checkpoint: Checkpoint, options: LoadOptions, limits: StepLimits) -> ModelFacts:
     """Bytes of each piece of the checkpoint in the formats of these options."""
     weight_format = options.weight_format(checkpoint)
     return model_facts(
-        weight_format.graded(checkpoint.spec),
+        with_windows(weight_format.graded(checkpoint.spec), limits),
         weight_format,
         name=checkpoint.name,
         embedding_itemsize=checkpoint.embedding_itemsize,
@@ -50,7 +52,7 @@ def choose_plan(
 ) -> Choice:
     """The plan that `options` ask for, for these sizes. Raises a PartitionError."""
     wanted = options.plan
-    facts = facts_of(checkpoint, options)
+    facts = facts_of(checkpoint, options, sizes.limits)
     workload, chunk_tokens = sizes.workload, sizes.limits.chunk_tokens
     choose = partial(partition.choose, facts, cluster, workload, chunk_tokens=chunk_tokens)
     if not isinstance(wanted, Plan):

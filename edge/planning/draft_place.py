@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CapacityError, EdgeError, PlanError, RequestError
-from edge.memory.step_memory import has_states
+from edge.memory.step_memory import rewinds
 from edge.planning.load_options import LoadOptions
 from edge.planning.measured_proposal import Measure, measured_proposal
 from edge.planning.proposal import Proposal
@@ -73,7 +73,7 @@ async def check_draft(draft: Checkpoint, large: Checkpoint, options: LoadOptions
         (draft.spec, _KV_DTYPE, draft.name),
         (large.spec, options.kv_dtype, large.name),
     ):
-        if has_states(spec, kv_dtype):
+        if rewinds(spec, kv_dtype):
             raise RequestError(
                 f"guesses of tokens need keys and values that can be cut, and {name} has recurrent "
                 "states, or int4 ones",
@@ -116,6 +116,7 @@ async def place_draft(
                 stream="off",
                 standby="none",
                 replan="off",
+                keeps_all_tokens=True,
             )
             try:
                 found = await measured_proposal(

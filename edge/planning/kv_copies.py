@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from edge.partition import Workload, memory_use
+from edge.partition import LayerFacts, Workload, memory_use
 from edge.planning.load_options import Standby
 from edge.planning.proposal import Proposal
 from edge.protocol.assignment import Copies
@@ -66,9 +66,18 @@ def copies_cost(proposal: Proposal, standby: Standby, *, here: str) -> CopiesCos
     if copies == "none":
         return None
     one = Workload(prompt_tokens=1, output_tokens=0)
-    uses = memory_use(proposal.plan, proposal.model, one)
+    model = replace(proposal.model, kinds=tuple(map(_of_all_tokens, proposal.model.kinds)))
+    uses = memory_use(proposal.plan, model, one)
     token_bytes = {device: use.kv_bytes for device, use in uses.items()}
     rates = None
     if (predicted := proposal.choice.predicted) is not None:
         rates = {device: each * predicted.tokens_per_s for device, each in token_bytes.items()}
     return CopiesCost(copies=copies, token_bytes=token_bytes, bytes_per_s=rates)
+
+
+def _of_all_tokens(kind: LayerFacts) -> LayerFacts:
+    """The kind as if it kept all tokens, of each of which a copy is sent."""
+    if kind.window_tokens is None:
+        return kind
+    token_bytes = kind.window_bytes // kind.window_tokens
+    return replace(kind, kv_bytes_per_token=token_bytes, window_bytes=0, window_tokens=None)

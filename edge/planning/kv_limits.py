@@ -18,24 +18,26 @@ def with_kv_memory(sizes: LoadSizes, facts: ModelFacts, peers: Sequence[PeerInfo
 
     As if each peer that limits its KV memory held all layers; `kv_limits` computes it for a plan.
     """
-    token_bytes = sum(facts.kinds[kind].token_bytes for kind in facts.layers)
-    state_bytes = sum(
-        facts.kinds[kind].num_kv_heads * facts.kinds[kind].state_bytes for kind in facts.layers
-    )
+    kinds = [facts.kinds[kind] for kind in facts.layers]
+    token_bytes = sum(kind.token_bytes for kind in kinds)
+    state_bytes = sum(kind.num_kv_heads * kind.state_bytes for kind in kinds)
+    window_bytes = sum(kind.num_kv_heads * kind.window_bytes for kind in kinds)
     limited = [peer.kv_memory_bytes for peer in peers if peer.kv_memory_bytes is not None]
-    if not limited:
+    if not limited or not token_bytes:
         return sizes
     for tried in with_fewer_states(sizes):
-        tokens = max(1, (min(limited) - tried.limits.states * state_bytes) // token_bytes)
+        fixed_bytes = tried.limits.states * state_bytes + tried.limits.windows * window_bytes
+        tokens = max(1, (min(limited) - fixed_bytes) // token_bytes)
         if tokens >= tried.limits.context_tokens:
             break
     return replace(tried, kv_tokens=min(tokens, tried.limits.cached_tokens))
 
 
 def with_fewer_states(sizes: LoadSizes) -> Iterator[LoadSizes]:
-    """Sizes to try in turn: memory for as many copies of states as wished, for one, for none."""
+    """Sizes to try in turn: memory for as many copies of states as wished, for one, for none.
+    Copies of windows have no memory of their own."""
     yield sizes
-    for fewer in (1, 0):
+    for fewer in () if sizes.limits.windows else (1, 0):
         if fewer < sizes.limits.saved_states:
             yield sizes.with_saved_states(fewer)
 
@@ -65,8 +67,11 @@ def kv_limits(
     memory nor disk.
     """
     by_id = {peer.id: peer for peer in peers}
-    one = Workload(prompt_tokens=1, output_tokens=0, states=limits.states)
+    windows = max(1, limits.windows)
+    one = Workload(prompt_tokens=1, output_tokens=0, states=limits.states, windows=windows)
     use = memory_use(plan, facts, one)
+    # Without copies.
+    moved = memory_use(plan, facts, replace(one, states=limits.requests, windows=limits.requests))
     cached, disk = limits.cached_tokens, limits.context_tokens * limits.requests
     for device, each in use.items():
         if not each.kv_bytes:
@@ -77,7 +82,7 @@ def kv_limits(
         if peer.kv_memory_bytes is not None:
             free_bytes = min(free_bytes, peer.kv_memory_bytes)
         cached = min(cached, (free_bytes - each.state_bytes) // each.kv_bytes)
-        moved_bytes = each.state_bytes // limits.states * limits.requests  # no copies
+        moved_bytes = moved[device].state_bytes
         disk = min(disk, max(0, peer.kv_disk_bytes - moved_bytes) // each.kv_bytes)
     cached = max(cached, 0)
     longest = max(cached, min(longest_tokens(cached, plan, facts), disk))

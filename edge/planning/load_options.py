@@ -10,7 +10,8 @@ from edge.errors import RequestError, shown
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.membership.identity import LEAST_DIGITS, read_ids
-from edge.memory.step_memory import has_states
+from edge.memory.step_memory import rewinds
+from edge.memory.windows import can_keep_windows
 from edge.models.spec import ModelSpec
 from edge.option_fields import checks_calls, option
 from edge.partition import Parallel, Plan, Workload
@@ -53,6 +54,9 @@ STATES_AT_ONCE = 4
 """Concurrent requests of a model with recurrent states, which take the same memory for any length:
 50 MiB for Qwen3.5-9B. A larger `concurrency` raises it. As many further states are saved, for
 prompts that begin alike."""
+
+SAVED_WINDOWS = 16
+"""Most saved windows, for prompts that begin alike. They take memory that is free otherwise."""
 
 CHUNK_TOKENS = 256
 """Prompt tokens per step: large enough to fill the matrix kernels, small enough to pipeline."""
@@ -296,6 +300,9 @@ class LoadOptions:
     count the tokens of each expert (see `edge.weights.observation`). The sums take memory and
     time."""
 
+    keeps_all_tokens: bool = False
+    """Layers with a sliding window keep all tokens, so that a request can be cut anywhere."""
+
     def __post_init__(self) -> None:
         if self.prefixes_of is not None:
             _check_devices(self.prefixes_of)
@@ -349,9 +356,9 @@ class LoadOptions:
             own=checkpoint.own_encoding,
         )
 
-    def limits(self, spec: ModelSpec) -> StepLimits:
-        """The largest steps of this model. RequestError for a context that the model does not
-        have."""
+    def limits(self, spec: ModelSpec, *, may_keep_windows: bool = True) -> StepLimits:
+        """The largest steps of this model. may_keep_windows: layers with a sliding window may keep
+        the newest tokens only. RequestError for a context that the model does not have."""
         context = self.context_tokens
         if context is None:
             wished = self.workload.context_tokens if self.workload is not None else 0
@@ -361,18 +368,27 @@ class LoadOptions:
                 f"context_tokens must be 1 to {spec.context_tokens} for this model, not "
                 f"{shown(context)}"
             )
-        states = has_states(spec, self.kv_dtype)
+        states = rewinds(spec, self.kv_dtype)
         most = STATES_AT_ONCE if states else MAX_REQUESTS_AT_ONCE
         chunk = SHORTER_CHUNK_TOKENS if keeps_remainders(kv_bits(self.kv_dtype)) else CHUNK_TOKENS
-        requests = max(self.concurrency, most)
+        chunk, requests = min(chunk, context), max(self.concurrency, most)
+        keeps_windows = (
+            may_keep_windows
+            and not (self.observes or self.keeps_all_tokens)
+            and can_keep_windows(spec, self.kv_dtype, context_tokens=context, chunk_tokens=chunk)
+        )
+        # Saved windows otherwise have memory of the layers that keep all tokens.
+        is_all_windows = all(each.window for each in spec.attentions.values())
+        saved = requests if states else SAVED_WINDOWS if keeps_windows else 0
         return StepLimits(
             context_tokens=context,
-            chunk_tokens=min(chunk, context),
+            chunk_tokens=chunk,
             requests=requests,
             cached_tokens=context * self.concurrency,
             observes=self.observes,
             batch_invariant=self.batch_invariant,
-            saved_states=requests if states and not self.observes else 0,
+            saved_states=0 if self.observes else saved,
+            windows=self.concurrency + is_all_windows if keeps_windows else 0,
         )
 
     @property

@@ -24,10 +24,13 @@ class LoadSizes:
     stream: bool
 
     @classmethod
-    def of(cls, options: LoadOptions, spec: ModelSpec) -> LoadSizes:
+    def of(
+        cls, options: LoadOptions, spec: ModelSpec, *, may_keep_windows: bool = True
+    ) -> LoadSizes:
         """Raises RequestError for a context that the model does not have, or a workload that does
         not fit the context."""
-        limits, answers = options.limits(spec), options.workload
+        limits = options.limits(spec, may_keep_windows=may_keep_windows)
+        answers = options.workload
         if answers is None:
             usual = Workload(concurrency=options.concurrency)
             output_tokens = min(usual.output_tokens, limits.context_tokens // 2)
@@ -49,7 +52,12 @@ class LoadSizes:
     @property
     def workload(self) -> Workload:
         """The answers, with the KV memory and the states that the plan keeps memory for."""
-        return replace(self.answers, reserved_tokens=self.kv_tokens, states=self.limits.states)
+        return replace(
+            self.answers,
+            reserved_tokens=self.kv_tokens,
+            states=self.limits.states,
+            windows=max(1, self.limits.windows),
+        )
 
     def with_saved_states(self, count: int) -> LoadSizes:
         return replace(self, limits=replace(self.limits, saved_states=count))

@@ -14,9 +14,10 @@ from dataclasses import replace
 
 from edge.errors import CapacityError
 from edge.memory.lending import unused_by_decoding
+from edge.memory.model_sizes import facts_with_windows
 from edge.memory.shard_memory import most_overhead
 from edge.models.attention import Attention
-from edge.models.spec import ModelSpec
+from edge.models.spec import WINDOWED_KV, ModelSpec
 from edge.partition import ClusterSpec
 from edge.planning.kv_limits import kv_limits, with_kv_memory
 from edge.planning.load_options import LoadOptions
@@ -96,6 +97,12 @@ def _with_context(
         context_tokens=context_tokens,
         cached_tokens=context_tokens * options.concurrency,
     )
+    model = found.model
+    if not limits.windows and not any(WINDOWED_KV in peer.lacks for peer in peers):
+        windows = replace(options, context_tokens=context_tokens).limits(spec)
+        if windows.windows:  # it pays behind a longer context
+            limits = replace(limits, windows=windows.windows, saved_states=windows.saved_states)
+            model = facts_with_windows(model, spec, limits, options.kv_dtype)
     sizes = LoadSizes(
         limits=limits, kv_tokens=limits.cached_tokens, answers=found.workload, stream=False
     )
@@ -113,9 +120,10 @@ def _with_context(
     )
     return replace(
         found,
+        model=model,
         limits=limits,
         cluster=replace(found.cluster, devices=devices),
-        workload=with_kv_memory(sizes, found.model, peers).workload,
+        workload=with_kv_memory(sizes, model, peers).workload,
         overhead={
             device: replace(each, buffer_bytes=taken) for device, each in found.overhead.items()
         },

@@ -12,6 +12,7 @@ from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
 from edge.memory.lending import unused_by_decoding
 from edge.memory.shard_memory import most_overhead
+from edge.models.spec import WINDOWED_KV
 from edge.partition import ClusterSpec, Plan
 from edge.planning.able_peers import needs_of, some_able_peers
 from edge.planning.choosing import facts_of
@@ -48,7 +49,7 @@ async def measured_proposal(
     memory gets the longest context that has room, unless `options` name one. Also raises
     PeerLostError.
     """
-    sizes = LoadSizes.of(options, checkpoint.spec)  # refused before anything is measured
+    LoadSizes.of(options, checkpoint.spec)  # refused before anything is measured
     weight_format = options.weight_format(checkpoint)
     wrong: dict[str, str] = {}
     if measure != "nothing":
@@ -57,7 +58,9 @@ async def measured_proposal(
         peers, needs_of(checkpoint.spec, options.kv_dtype), options.plan, wrong
     )
     notes = [*unused]
-    sizes = with_kv_memory(sizes, facts_of(checkpoint, options), peers)
+    may_keep_windows = not any(WINDOWED_KV in peer.lacks for peer in peers)
+    sizes = LoadSizes.of(options, checkpoint.spec, may_keep_windows=may_keep_windows)
+    sizes = with_kv_memory(sizes, facts_of(checkpoint, options, sizes.limits), peers)
 
     def look() -> None:
         if ROUGH not in notes:
@@ -89,7 +92,9 @@ async def measured_proposal(
         return _proposed(checkpoint, known, options, fewest, peers, changes, notes)
 
     # Memory for further copies is better used by layers, which are read for each token otherwise.
-    streamed = sizes.with_saved_states(min(1, sizes.limits.saved_states))
+    # Copies of windows have no memory of their own.
+    saved = sizes.limits.saved_states
+    streamed = sizes.with_saved_states(saved if sizes.limits.windows else min(1, saved))
     streamed = replace(streamed, stream=True)
     if sizes.stream:
         return proposed(streamed)

@@ -103,7 +103,7 @@ def _even_streamed(
     """A sentence with the least memory of one device that runs the whole model from its disk."""
     if not cluster.devices:
         return ""
-    facts = facts_of(checkpoint, options)
+    facts = facts_of(checkpoint, options, sizes.limits)
     workload = sizes.workload
     device = max(cluster.devices, key=lambda each: each.memory_bytes)
     shard = whole_shard(
@@ -146,5 +146,5 @@ def _smaller(checkpoint: Checkpoint, options: LoadOptions) -> Iterator[LoadOptio
 
 
 def _layer_bytes(checkpoint: Checkpoint, options: LoadOptions) -> int:
-    facts = facts_of(checkpoint, options)
+    facts = facts_of(checkpoint, options, options.limits(checkpoint.spec))
     return sum(facts.kinds[kind].weight_bytes for kind in facts.layers)

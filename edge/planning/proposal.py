@@ -242,7 +242,7 @@ def propose(
     weight_format = options.weight_format(checkpoint)
     return Proposal(
         choice=choice,
-        model=facts_of(checkpoint, options),
+        model=facts_of(checkpoint, options, sizes.limits),
         cluster=cluster,
         workload=sizes.workload,
         limits=sizes.limits,

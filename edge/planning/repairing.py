@@ -70,7 +70,8 @@ async def repaired_proposal(
     wrong = await wrong_peers(
         asked, weight_format, cache_root=cache_root(), limit_s=PROVES_WITHIN_S
     )
-    able, sentences = able_peers(peers, needs_of(checkpoint.spec, options.kv_dtype), wrong)
+    needs = needs_of(checkpoint.spec, options.kv_dtype, keeps_windows=before.limits.windows > 0)
+    able, sentences = able_peers(peers, needs, wrong)
     there = [peer for peer in able if peer.id not in lost]
     if sentences and not there:
         raise CapacityError(f"no remaining device can compute this model: {'; '.join(sentences)}")

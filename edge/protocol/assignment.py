@@ -67,6 +67,13 @@ class Assignment:
             raise ValueError(f"{limits.requests} requests at once; 1 to {MAX_REQUESTS}")
         if limits.saved_states > MAX_SAVED_STATES:
             raise ValueError(f"{limits.saved_states} places for states; 0 to {MAX_SAVED_STATES}")
+        kept = [each.kept_tokens for each in self.model.attentions.values() if each.kept_tokens]
+        if bool(kept) != bool(limits.windows) or limits.windows > limits.requests + 1:
+            raise ValueError(f"windows of {limits.windows} requests, in {len(kept)} layers")
+        if kept and (self.model.has_states or self.kv_dtype == "int4"):
+            raise ValueError("layers that keep the newest tokens only, beside states")
+        if any(each > limits.context_tokens for each in kept):
+            raise ValueError("layers that keep more tokens than the context has")
         if not limits.cached_tokens:
             raise ValueError("no memory for the keys and values of one token")
         if max(limits.cached_tokens, limits.disk_tokens) < limits.context_tokens:

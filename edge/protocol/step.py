@@ -264,8 +264,12 @@ class StepLimits:
     """A decoding step computes the same bits for a request whichever other requests are in it. For
     back ends that can pad such steps as their kernels need."""
     saved_states: int = 0
-    """Saved states that there is room for, in models with recurrent layers. A prompt that begins
-    like another goes on from one of these."""
+    """Saved states that there is room for, in models with recurrent layers, or places for saved
+    windows. A prompt that begins like another goes on from one of these."""
+    windows: int = 0
+    """Requests whose windows have memory of their own, if layers with a sliding window keep the
+    newest tokens only. Further windows, and saved ones, take memory of `cached_tokens`. 0: these
+    layers keep all tokens."""
 
     @property
     def state_places(self) -> int:

@@ -10,7 +10,8 @@ from typing import Any
 from edge.answers.answer import OnEnd
 from edge.errors import CapacityError, RequestError
 from edge.memory.model_sizes import model_facts
-from edge.memory.step_memory import LOGIT_CHUNK_BYTES, has_states, held_tokens
+from edge.memory.step_memory import LOGIT_CHUNK_BYTES, has_states, held_tokens, rewinds
+from edge.memory.windows import cut_end, kv_memory
 from edge.planning.kv_limits import longest_tokens
 from edge.protocol.peer_info import PeerInfo, gather_all, places
 from edge.protocol.step import MOST_DRAFTED, MOST_KEPT, SHORTEST_STEP
@@ -84,11 +85,18 @@ def scheduling_state(
     """An empty state for a run of this load. rows_agree, batches_agree: see SchedulingLimits."""
     spec, limits, kv_dtype = load.spec, load.limits, load.kv_dtype
     chunk, is_whole = limits.chunk_tokens, has_states(spec, kv_dtype)
-    # States and remainders cover all tokens so far, so only saved positions can be reused.
+    # States and remainders cover all tokens so far, and windows have only the newest, so only
+    # saved positions can be reused.
     saved = SavedStates(limits.saved_states) if is_whole and limits.saved_states else None
 
     def rows_at_once(width: int) -> int:
         return max(1, min(chunk, LOGIT_CHUNK_BYTES // (4 * width)))
+
+    memory = kv_memory(spec, limits, kv_dtype)
+
+    def held(tokens: int) -> int:
+        of_pages = held_tokens(tokens, spec, limits, kv_dtype)
+        return of_pages if memory is None else memory[1](tokens, of_pages)
 
     facts = model_facts(
         spec,
@@ -115,7 +123,8 @@ def scheduling_state(
             rows_agree=rows_agree,
             batches_agree=batches_agree,
             drafts=_most_drafted(load) if rows_agree else 0,
-            rewinds=is_whole,
+            rewinds=rewinds(spec, kv_dtype),
+            cut_end=cut_end(spec),
             memory_tokens=limits.cached_tokens,
         ),
         Residency(
@@ -123,7 +132,8 @@ def scheduling_state(
             disk_tokens=limits.disk_tokens,
             longest_tokens=longest_tokens(limits.cached_tokens, load.plan, facts),
             requests=limits.requests,
-            held=lambda tokens: held_tokens(tokens, spec, limits, kv_dtype),
+            held=held,
+            memory=None if memory is None else memory[0],
             most_kept=MOST_KEPT,
         ),
         prefixes,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge.host.identity import host_id
+from edge.memory.windows import with_windows
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.planning.kv_copies import FAST_BYTES_PER_S, kv_copies
@@ -34,7 +35,8 @@ class ResolvedLoad:
 
     plan: Plan
     spec: ModelSpec
-    """The spec with the grades of its layers, which decide the rounding of each."""
+    """The spec with the grades of its layers, which decide the rounding of each, and with what
+    layers with a sliding window keep."""
     weight_format: WeightFormat
     limits: StepLimits
     kv_dtype: KvDtype
@@ -67,7 +69,7 @@ class ResolvedLoad:
         weight_format = options.weight_format(checkpoint)
         return cls(
             plan=proposal.plan,
-            spec=weight_format.graded(checkpoint.spec),
+            spec=with_windows(weight_format.graded(checkpoint.spec), proposal.limits),
             weight_format=weight_format,
             limits=kv_limits(
                 proposal.limits, proposal.plan, proposal.model, proposal.cluster, peers

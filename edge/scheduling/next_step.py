@@ -86,7 +86,12 @@ def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
     start = entry.computed - entry.behind
     tokens, guesses = tuple(entry.tokens[start:]), tuple[int, ...]()
     if entry.is_led:
-        guesses = entry.guesses[: min(run - 1, 1 + state.limits.drafts - len(tokens))]
+        most = min(run - 1, 1 + state.limits.drafts - len(tokens))
+        if state.limits.cut_end is not None:
+            rows = state.limits.cut_end(start) - start
+            most = max(0, min(most, rows // 2 * 2 - len(tokens)))
+            run = min(run, 1 + most)
+        guesses = entry.guesses[:most]
     is_paired = entry.is_paired or entry.behind > 0
     has_room = entry.memory.room > len(entry.tokens) + len(guesses)
     if is_paired and has_room and (len(tokens) + len(guesses)) % 2:

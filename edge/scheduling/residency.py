@@ -56,20 +56,22 @@ class Residency:
         requests: int,
         quantum_tokens: int = QUANTUM_TOKENS,
         held: Callable[[int], int] = lambda tokens: tokens,
+        memory: int | None = None,
         most_kept: int = 0,
     ) -> None:
         """memory_tokens: tokens of all requests that fit in memory. disk_tokens: and on disk.
 
-        longest_tokens: tokens of one request that can be computed with all memory for itself and a
-        part of them on disk; None: as many as fit in memory. requests: most started at once. held:
-        tokens of memory that N tokens of one request take, N or more; a request with all the memory
-        may take a little more. most_kept: caches of finished requests that stay.
+        longest_tokens: of one request with all memory for itself and a part of them on disk; None:
+        as many as fit in memory. requests: most started at once. held: memory that N tokens of one
+        request take; one with all the memory may take a little more. memory: all of it, in the unit
+        of `held`; None: tokens. most_kept: caches of finished requests that stay.
         """
-        self._memory = self._free = memory_tokens
+        self._tokens = memory_tokens
+        """Tokens of one request that fit in memory."""
+        self._memory = self._free = memory_tokens if memory is None else memory
         self._disk = disk_tokens
-        self._longest = memory_tokens
-        if longest_tokens is not None and disk_tokens:
-            self._longest = max(memory_tokens, min(longest_tokens, disk_tokens))
+        longest = memory_tokens if longest_tokens is None else min(longest_tokens, disk_tokens)
+        self._longest = max(memory_tokens, longest)
         self._requests = requests
         self._quantum_tokens = quantum_tokens
         self._held = held
@@ -110,7 +112,7 @@ class Residency:
         """The request is over, and its cache stays until it is evicted. Returns False if it does
         not stay."""
         price = self._price(resident.length)
-        fits = resident.longest <= self._memory and price <= self._memory
+        fits = resident.longest <= self._tokens and price <= self._memory
         stays = bool(self.kept.most) and resident.place == "memory" and fits
         self.leave(resident)
         if stays:
@@ -119,8 +121,8 @@ class Residency:
         return stays
 
     def _room_for_kept(self) -> int:
-        """Tokens of memory that kept caches may hold: none while one request has all of it."""
-        is_crowded = any(resident.longest > self._memory for resident in self._inside)
+        """Memory that kept caches may hold: none while one request has all of it."""
+        is_crowded = any(resident.longest > self._tokens for resident in self._inside)
         return 0 if is_crowded else self._free
 
     @property
@@ -134,8 +136,7 @@ class Residency:
         coming = self._ready[0] if self._ready else self._new.first
         if coming is None or not (self._ready or self._can_start(coming)):
             return False
-        wanted = self._price(self._needed(coming))
-        return wanted <= self._free or (
+        return self._price(self._needed(coming)) <= self._free or (
             not self._disk_is_full
             and any(
                 resident.place == "memory"
@@ -210,21 +211,22 @@ class Residency:
         return fits and len(longest) <= self._requests
 
     def _price(self, tokens: int) -> int:
-        """Tokens of memory that N tokens of one request take."""
-        return tokens if tokens >= self._memory else min(self._held(tokens), self._memory)
+        """Memory that N tokens of one request take."""
+        beyond = tokens - self._tokens
+        return self._memory + beyond if beyond >= 0 else min(self._held(tokens), self._memory)
 
     def _needed(self, resident: Resident) -> int:
-        """Tokens of memory for another quantum; a request longer than memory takes all."""
+        """Tokens that need memory for another quantum; a request longer than memory takes all."""
         if not self._disk:
             return resident.longest
-        return min(resident.longest, resident.length + self._quantum_tokens, self._memory)
+        return min(resident.longest, resident.length + self._quantum_tokens, self._tokens)
 
     def _is_over(self, resident: Resident) -> bool:
         """It has had its quantum, or has no room to go on."""
         return resident.length > min(resident.quantum_end, resident.room)
 
     def _spare(self, resident: Resident) -> int:
-        """Tokens of memory beyond the rest of its quantum."""
+        """Memory beyond the rest of its quantum."""
         return max(0, resident.held - self._price(max(resident.length, resident.quantum_end)))
 
     def _admit(self) -> None:
@@ -244,7 +246,7 @@ class Residency:
         held = self._price(tokens)
         self._free -= held - resident.held
         resident.held = held
-        is_too_long = min(resident.longest, resident.length + self._quantum_tokens) > self._memory
+        is_too_long = min(resident.longest, resident.length + self._quantum_tokens) > self._tokens
         resident.room = resident.quantum_end if is_too_long else tokens
         resident.room = min(resident.room, resident.longest)
         if is_too_long and resident.room > resident.reserved:
@@ -256,8 +258,7 @@ class Residency:
         """Keep only the memory of its quantum, because another request waits."""
         if resident.place != "memory" or resident.steps_out:
             return
-        spare = self._spare(resident)
-        self._free += spare
+        self._free += (spare := self._spare(resident))
         resident.held -= spare
         if resident.room > resident.quantum_end:
             resident.room = max(resident.quantum_end, min(resident.room, resident.length))
@@ -281,12 +282,11 @@ class Residency:
         quantum."""
         if resident.place != "memory" or resident.steps_out or resident.room >= resident.longest:
             return
-        available = self._free + resident.held
+        available, needed = self._free + resident.held, self._needed(resident)
         started = sum(self._price(each.longest) for each in self._started)
         if self._price(resident.longest) <= available and started <= self._memory:
             self._grant(resident, resident.longest)
         elif resident.length > resident.room:
-            needed = self._needed(resident)
             price = self._price(needed)
             coming = sum(m.held for m in self._inside if m.place == "swapping out")
             if price <= available:

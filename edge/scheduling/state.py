@@ -6,7 +6,7 @@ Only `decide` changes it. It is mutable, as every token changes its request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edge.offload.kv.slot_order import SlotOrder
@@ -45,6 +45,9 @@ class SchedulingLimits:
     """The longest draft of an answer that is alone in memory; 0: no drafts."""
     rewinds: bool = False
     """Requests have states; see `Step.drafting`."""
+    cut_end: Callable[[int], int] | None = None
+    """The most tokens that a request may have so that it can be cut at any position after a given
+    one; None: any number."""
     memory_tokens: int = 0
     """Tokens of all requests that fit in memory. A longer request has no drafts."""
 

@@ -17,12 +17,14 @@ from edge.host.free_memory import format_size
 from edge.memory.baseline import USUAL_BASELINE_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
+from edge.memory.windows import with_windows
 from edge.models.attention import Attention
 from edge.models.linear_attention import LinearAttention
 from edge.models.spec import MAX_LAYERS, Mixer, ModelSpec, tensor_shapes
 from edge.models.unchecked_config import Claims, Rope
 from edge.partition import ModelFacts
 from edge.planning.load_options import LoadOptions
+from edge.protocol.step import StepLimits
 from edge.text.tokenizer_facts import TokenizerFacts
 from edge.weights.format_sizes import bytes_per_weight, in_words
 from edge.weights.formats import DTYPES, KV_DTYPES, Dtype, KvDtype, weight_format
@@ -323,13 +325,13 @@ def _held(header: Header, options: LoadOptions, usable_bytes: int) -> tuple[Held
             found.append(dataclasses.replace(alike, dtype=dtype))
             continue
         facts = model_facts(
-            made.graded(spec),
+            with_windows(made.graded(spec), limits),
             made,
             name="model",
             embedding_itemsize=itemsize,
             kv_dtype=options.kv_dtype,
         )
-        kv_bytes = limits.cached_tokens * _token_bytes(facts)
+        kv_bytes = _kv_bytes(facts, limits)
         total_bytes = _weight_bytes(facts) + kv_bytes + beside_bytes + USUAL_BASELINE_BYTES
         found.append(
             HeldAs(
@@ -359,15 +361,31 @@ def _kv_dtypes(spec: ModelSpec) -> tuple[KvDtype, ...]:
     return ("float32",) if spec.is_latent else KV_DTYPES
 
 
+def _kv_bytes(facts: ModelFacts, limits: StepLimits) -> int:
+    """Bytes of all keys and values on a device that has all layers."""
+    kinds = [facts.kinds[kind] for kind in facts.layers]
+    windows = sum(kind.num_kv_heads * kind.window_bytes for kind in kinds)
+    return limits.cached_tokens * _token_bytes(facts) + limits.windows * windows
+
+
 def _kv(spec: ModelSpec, dtype: KvDtype, options: LoadOptions) -> KvFacts:
     made = weight_format(spec, "float32")  # without the KV cache
-    facts = model_facts(spec, made, name="model", embedding_itemsize=0, kv_dtype=dtype)
-    token_bytes = _token_bytes(facts)
+
+    def nbytes(context_tokens: int | None) -> int:
+        one = dataclasses.replace(
+            options, context_tokens=context_tokens, concurrency=1, kv_dtype=dtype
+        )
+        limits = one.limits(spec)
+        return _kv_bytes(facts_of(with_windows(spec, limits)), limits)
+
+    def facts_of(spec: ModelSpec) -> ModelFacts:
+        return model_facts(spec, made, name="model", embedding_itemsize=0, kv_dtype=dtype)
+
     return KvFacts(
         dtype=dtype,
-        token_bytes=token_bytes,
-        default_bytes=token_bytes * options.limits(spec).context_tokens,
-        longest_bytes=token_bytes * spec.context_tokens,
+        token_bytes=_token_bytes(facts_of(spec)),
+        default_bytes=nbytes(options.context_tokens),
+        longest_bytes=nbytes(spec.context_tokens),
     )
 
 

@@ -220,10 +220,11 @@ def _grade(spec: ModelSpec, matrix: MatrixSlice, *, usual: int) -> int:
 
 
 def _cache_layer(spec: ModelSpec, stage: range, shard: Shard, layer: int) -> int:
-    """The first layer of the stage with the same keys and values of the same heads."""
+    """The first layer of the stage with the same keys and values of the same heads. A layer that
+    keeps the newest tokens only has its own, because each computation moves the rows."""
 
     own = spec.layer(layer).mixer
-    if not isinstance(own, Attention) or own.keys_of is None:
+    if not isinstance(own, Attention) or own.keys_of is None or own.kept_tokens is not None:
         return layer
 
     def heads(number: int) -> range:

@@ -57,9 +57,10 @@ class AttentionNames:
 class CacheNames:
     """The graph inputs that hold one layer's KV cache, by name.
 
-    keys, values [batch, num_kv_heads, context, elements], as `cache_row` says of `bits`. Codes
-    have scales float32 [1, num_kv_heads, 1, channels]. remainders: what those of the first and the
-    `newest` tokens lack, as kv_remainders has it; none where it is not kept.
+    keys, values [batch, num_kv_heads, context, elements], as `cache_row` says of `bits`; if they
+    are windowed, the newest tokens in so many rows. Codes have scales float32 [1, num_kv_heads, 1,
+    channels]. remainders: what those of the first and the `newest` tokens lack, as kv_remainders
+    has it; none where it is not kept.
     """
 
     keys: str
@@ -69,6 +70,7 @@ class CacheNames:
     value_scales: str = ""
     remainders: str = ""
     newest: int = 0
+    is_windowed: bool = False
 
 
 def attention(
@@ -135,6 +137,11 @@ def attention(
             HeadSizes(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=padded),
             scale=factor, soft_cap=form.soft_cap,
         )  # fmt: skip
+    if cache.is_windowed and sinks is None:
+        # The kernel with sinks: the other one sums blocks of keys whose size follows from the
+        # processor's cache, so a row's last bits would depend on where its keys are.
+        nothing = np.full(num_heads, -np.inf, np.float32)
+        sinks = graph.constant(f"no_sinks_{num_heads}", nothing)
     # The kernel for masks takes blocks of keys, which codes are unpacked for each time: one row
     # behind 1,000 tokens takes a third longer with it. Windows, caps and sinks have another one.
     takes_blocks = sinks is None and form.window is None and form.soft_cap is None
@@ -150,6 +157,7 @@ def attention(
         rotary_interleaved=int(form.interleaved and by_itself),
         local_window_size=-1 if form.window is None else form.window,
         scale=factor, softcap=0.0 if is_by_nodes else form.soft_cap or 0.0,
+        **({"sliding_window_cache": 1} if cache.is_windowed else {}),
         **_rounding(cache),
     )  # fmt: skip
     if is_by_nodes:

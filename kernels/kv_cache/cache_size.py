@@ -24,6 +24,30 @@ def cache_row(head_size: int, bits: int | None = None) -> tuple[type[np.generic]
     return _DTYPES[bits], channels // 2 if bits == 4 else channels
 
 
+_GEMM_ROWS = 128
+"""Keys that a product of weights and values sums up at once, for heads of 128 elements or more."""
+_SMALLEST_STEP = 16
+
+
+def kept_tokens(window: int, head_size: int, chunk_tokens: int, *, least: int = 1) -> int:
+    """Rows of a buffer for a window (`WindowRows`), `least` or more, in which a row has the same
+    bits wherever a request is cut into steps.
+
+    Products with values sum up blocks of keys, counted from row 0, and their size grows for narrow
+    heads: as ONNX Runtime's float products do (MLAS). So rows must move by whole blocks, unless all
+    rows are one block.
+    """
+    block, columns = _GEMM_ROWS, _GEMM_ROWS
+    while columns > _SMALLEST_STEP and columns // 2 >= head_size:
+        block, columns = 2 * block, columns // 2
+
+    def moving_by(step: int) -> int:
+        return window - 1 + step * max(1, -(-(least - window + 1) // step))
+
+    smallest = moving_by(_SMALLEST_STEP)
+    return smallest if smallest + chunk_tokens <= block else moving_by(block)
+
+
 NEWEST_TOKENS = 96
 """Tokens, the one that looks at them included, that are seen without rounding by 4 bits, as the
 first token is. Simulated on a small model, the loss by rounding is 0.143 nats with none of them,

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.offload.kv.slot_order import SlotOrder
+from edge.offload.kv.window_rows import WindowRows
 from edge.system.pages import HUGE_PAGE_BYTES, advise, private_memory
 
 _PIECE_TOKENS = 256
@@ -27,9 +28,11 @@ _PIECE_TOKENS = 256
 class KVPool:
     """Keys and values [slots, num_kv_heads, context_tokens, elements] for each layer.
 
+    Windows are layers that keep the newest tokens only, [slots, num_kv_heads, kept, elements].
     States are arrays of a fixed size for each request, zeros at first. A state covers all tokens of
-    its request, so a request with states cannot be cut (`can_cut`). Saved copies are in separate
-    places, and a slot may lack its state. Not thread-safe: used from the compute thread.
+    its request, so a request with states cannot be cut; with windows it can be cut only where
+    `can_cut_to` says so. Saved copies of both are in separate places, and a slot may lack them.
+    Not thread-safe: used from the compute thread.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class KVPool:
         slots: int,
         context_tokens: int,
         dtype: type[np.generic] = np.float32,
+        windows: Sequence[tuple[int, int, WindowRows]] = (),
         states: Sequence[tuple[int, ...]] = (),
         most_states: int | None = None,
         places: int = 0,
@@ -46,12 +50,15 @@ class KVPool:
         """Reserve address space for these slots and a spare one. Raises MemoryError if the system
         refuses.
 
-        layers: (num_kv_heads, elements of a token's key or value of a head) of each. states: shapes
-        of one request's float32 states. most_states: most slots with states; None: all. places: for
-        saved states.
+        layers: (num_kv_heads, elements of a token's key or value of a head) of each. windows: the
+        same of layers with a sliding window, and their rows. states: shapes of one request's
+        float32 states. most_states: most slots with states; None: all. places: for saved copies.
         """
         kind = np.dtype(dtype)
         shapes = [(slots + 1, heads, context_tokens, elements) for heads, elements in layers]
+        shapes += [
+            (slots + 1 + places, heads, rows.kept, elements) for heads, elements, rows in windows
+        ]
         of_states = [(slots + 1 + places, *shape) for shape in states]
         try:
             self._tokens = _Pages(sum(2 * math.prod(shape) * kind.itemsize for shape in shapes))
@@ -60,13 +67,18 @@ class KVPool:
             raise MemoryError(
                 f"no address space for {slots} KV caches of {context_tokens} tokens"
             ) from error
-        self._arrays: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        pairs: list[tuple[NDArray[Any], NDArray[Any]]] = []
         begin = 0
         for shape in shapes:
             size = 2 * math.prod(shape)
             keys, values = self._tokens.array(begin, (2, *shape), kind)
-            self._arrays.append((keys, values))
+            pairs.append((keys, values))
             begin += size * kind.itemsize
+        self._arrays = pairs[: len(layers)]
+        self._windows = [
+            (pair, rows) for pair, (*_, rows) in zip(pairs[len(layers) :], windows, strict=True)
+        ]
+        """Keys and values of windows: of slots first, then of places."""
         begin, found = 0, {}
         for number in sorted(
             range(len(of_states)), key=lambda number: -_page_of(of_states[number])
@@ -85,7 +97,9 @@ class KVPool:
         self._requests = SlotOrder()
         self._lengths: list[int] = []
         self._with_state: list[bool] = []
-        """Whether each used slot has states."""
+        """Whether each used slot has states and windows."""
+        self._saved_lengths: dict[int, int] = {}
+        """Tokens of the copy in each place."""
         self._spare: int | None = None
         """The slot that may have pages without a request."""
 
@@ -128,13 +142,62 @@ class KVPool:
         return slot
 
     def wrote(self, slot: int, length: int) -> None:
-        """Record that the slot has `length` tokens, which move when slots are packed."""
+        """Record that the slot has `length` tokens, which move when slots are packed. Fewer than
+        before: `can_cut_to` says that this is possible."""
+        old = self._lengths[slot]
         self._lengths[slot] = length
+        if length < old and self._with_state[slot]:
+            for pair, rows in self._windows:
+                moved = rows.first(old) - rows.first(length)
+                count = length - rows.first(old)
+                for array in pair if moved else ():
+                    array[slot, :, moved : moved + count] = array[slot, :, :count].copy()
 
     @property
     def can_cut(self) -> bool:
-        """Whether a request can be cut to its first tokens, because it has no states."""
-        return not self._states
+        """Whether a request can be cut to its first tokens, because it has neither states nor
+        windows."""
+        return not self._states and not self._windows
+
+    @property
+    def rewinds(self) -> bool:
+        """Whether there are states, which no guess may be written over."""
+        return bool(self._states)
+
+    def can_cut_to(self, slot: int, tokens: int) -> bool:
+        """Whether the slot's request can go on after its first `tokens`."""
+        length = self._lengths[slot]
+        if self._states:
+            return tokens == length
+        return tokens <= length and all(rows.can_cut(length, tokens) for _, rows in self._windows)
+
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of all windows, of requests and saved ones."""
+        used = zip(self._lengths, self._with_state, strict=True)
+        lengths = [length for length, has_state in used if has_state]
+        return sum(map(self.window_bytes_of, (*lengths, *self._saved_lengths.values())))
+
+    def window_bytes_of(self, tokens: int | None = None) -> int:
+        """Bytes of one request's windows after so many tokens; None: at most."""
+        return sum(
+            (rows.kept if tokens is None else rows.rows(tokens)) * array[0, :, 0].nbytes
+            for pair, rows in self._windows
+            for array in pair
+        )
+
+    def window(self, index: int, first: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """(keys, values) of a layer with a window in `count` slots from `first`, as views."""
+        keys, values = self._windows[index][0]
+        return keys[first : first + count], values[first : first + count]
+
+    def window_rows(self, slot: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """(keys, values) [num_kv_heads, rows in use, elements] of each window, as views."""
+        length = self._lengths[slot]
+        return [
+            (keys[slot, :, : rows.rows(length)], values[slot, :, : rows.rows(length)])
+            for (keys, values), rows in self._windows
+        ]
 
     def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
         """States of `count` slots from `first`, as views of the pool."""
@@ -146,9 +209,9 @@ class KVPool:
             own[...] = state
 
     def save_states(self, slot: int, place: int) -> None:
-        """Copy a slot's states to a place, over its contents."""
-        for state in self._states:
-            state[self._behind(place)] = state[slot]
+        """Copy a slot's states and windows to a place, over its contents."""
+        length = self._saved_lengths[place] = self._lengths[slot]
+        self._copy_state(slot, self._behind(place), length)
 
     def saved_states(self, place: int) -> list[NDArray[Any]]:
         """The states in a place, each [1, …], as views of the pool."""
@@ -159,24 +222,32 @@ class KVPool:
         return [np.empty((1, *state.shape[1:]), state.dtype) for state in self._states]
 
     def load_states(self, slot: int, place: int) -> None:
-        """Copy the states of a place to a slot. Raises KeyError if all states are taken."""
+        """Copy the states and windows of a place to a slot, and forget tokens behind them. Raises
+        KeyError if all states are taken."""
         if not self._with_state[slot]:
             self._check_states()
+        length = self._saved_lengths[place]
+        self._with_state[slot] = False
+        self.shrink(slot, length)
         self._with_state[slot] = True
-        for state in self._states:
-            state[slot] = state[self._behind(place)]
+        self._copy_state(self._behind(place), slot, length)
 
     def drop_states(self, slot: int) -> None:
-        """Free the memory of a slot's states until states are set again."""
+        """Free the memory of a slot's states and windows until they are set again."""
         self._with_state[slot] = False
         self._drop_state_pages(slot)
+
+    def drop_saved(self, place: int) -> None:
+        """Free the memory of a place."""
+        if self._saved_lengths.pop(place, None) is not None:
+            self._drop_state_pages(self._behind(place))
 
     def shrink(self, slot: int, length: int) -> None:
         """Forget tokens after the first `length`, and free their pages."""
         old = self._lengths[slot]
         if length >= old:
             return
-        self._lengths[slot] = length
+        self.wrote(slot, length)
         for pair in self._arrays:
             for array in pair:
                 for head in array[slot]:
@@ -241,7 +312,7 @@ class KVPool:
                     for head in array[slot]:
                         self._tokens.drop(head[length:])
                 self.drop_layer(number, last)  # now, because there may be no memory for both
-            self._move_state(last, slot)
+            self._move_state(last, slot, length)
             self._lengths[slot] = length
         self._requests.release(request)
         self._lengths.pop()
@@ -256,7 +327,7 @@ class KVPool:
             self.release(request)
         self._drop_spare()
         for place in range(self._places):
-            self._drop_state_pages(self._behind(place))
+            self.drop_saved(place)
 
     def drop_layer(self, index: int, slot: int) -> None:
         """Free the whole pages of one slot in one layer; their contents are lost."""
@@ -269,6 +340,8 @@ class KVPool:
         self._lengths.clear()
         self._with_state.clear()
         self._arrays.clear()
+        self._windows.clear()
+        self._saved_lengths.clear()
         self._states.clear()
         self._tokens = self._fixed = _Pages(0)
 
@@ -279,14 +352,19 @@ class KVPool:
             for array in pair:
                 self._swap_rows(array[a], array[b], lengths[a], lengths[b])
         if self._with_state[a] and self._with_state[b]:
+            for pair, rows in self._windows:
+                for array in pair:
+                    self._swap_rows(
+                        array[a], array[b], rows.rows(lengths[a]), rows.rows(lengths[b])
+                    )
             for state in self._states:
                 kept = state[a].copy()
                 state[a] = state[b]
                 state[b] = kept
         elif self._with_state[a]:
-            self._move_state(a, b)
+            self._move_state(a, b, lengths[a])
         else:
-            self._move_state(b, a)
+            self._move_state(b, a, lengths[b])
         lengths[a], lengths[b] = lengths[b], lengths[a]
 
     def _check_states(self) -> None:
@@ -297,18 +375,35 @@ class KVPool:
     def _behind(self, place: int) -> int:
         return self._slots + 1 + place
 
-    def _move_state(self, slot: int, to: int) -> None:
-        """Move a slot's states to another, or free the other's if it has none."""
+    def _move_state(self, slot: int, to: int, length: int) -> None:
+        """Move the states and windows of a slot with `length` tokens to another, or free the
+        other's if it has none."""
         if self._with_state[slot]:
-            for state in self._states:
-                state[to] = state[slot]
+            self._copy_state(slot, to, length, moves=True)
         else:
             self._drop_state_pages(to)
         self._with_state[to] = self._with_state[slot]
         self._with_state[slot] = False
         self._drop_state_pages(slot)
 
+    def _copy_state(self, row: int, to: int, length: int, *, moves: bool = False) -> None:
+        """Copy the states and windows of `length` tokens. moves: free windows one by one, because
+        there may be no memory for both."""
+        for pair, rows in self._windows:
+            count = rows.rows(length)
+            for array in pair:
+                array[to, :, :count] = array[row, :, :count]
+                for head in array[to]:
+                    self._tokens.drop(head[count:])
+                if moves:
+                    self._tokens.drop(array[row])
+        for state in self._states:
+            state[to] = state[row]
+
     def _drop_state_pages(self, row: int) -> None:
+        for pair, _ in self._windows:
+            for array in pair:
+                self._tokens.drop(array[row])
         for state in self._states:
             self._fixed.drop(state[row])
 

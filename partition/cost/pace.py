@@ -95,7 +95,8 @@ class Pace:
     head_weight_s: float
     """Per byte of the head."""
     attention_s: float
-    """Per query head and layer."""
+    """Per query head, layer and cached token."""
+    context_tokens: float
     run_s: float
     attention_run_s: float
     """The fixed time of a slice with heads, however few."""
@@ -127,7 +128,8 @@ class Pace:
         return cls(
             weight_s=weight_s(phase.rows, is_slice=in_stage > 1),
             head_weight_s=weight_s(phase.head_rows, is_slice=True),
-            attention_s=attention_s * phase.context_tokens,
+            attention_s=attention_s,
+            context_tokens=phase.context_tokens,
             run_s=rates.run_s,
             attention_run_s=rates.run_s + attention_slice_s,
             feed_forward_run_s=rates.run_s + feed_forward_slice_s,
@@ -141,13 +143,17 @@ class Pace:
         """A whole stage that is not split: one graph. layers: each kind and its number of layers.
         head_rows: vocabulary rows, or 0."""
         layer_bytes = sum(count * facts.weight_bytes for facts, count in layers)
-        heads = sum(count * facts.num_heads * facts.heads_per_unit for facts, count in layers)
+        attention_s = sum(count * facts.num_heads * self.head_s(facts) for facts, count in layers)
         return Segment(
             weights_s=layer_bytes * self.weight_s
             + head_rows * model.head_row_bytes * self.head_weight_s,
-            attention_s=heads * self.attention_s,
+            attention_s=attention_s,
             runs_s=self.run_s,
         )
+
+    def head_s(self, layer: LayerFacts) -> float:
+        """Seconds of attention of one query head of a layer."""
+        return layer.heads_per_unit * self.attention_s * layer.read_tokens(self.context_tokens)
 
     def attention(self, layer: LayerFacts, heads: int, kv_heads: int) -> Segment:
         """Up to the first sum of a layer. Half of the norms and biases counts here, half in
@@ -165,7 +171,7 @@ class Pace:
         nbytes = heads * layer.query_head_bytes + kv_heads * layer.kv_head_bytes
         return Segment(
             weights_s=self.weight_s * (nbytes + layer.layer_bytes / 2),
-            attention_s=heads * layer.heads_per_unit * self.attention_s,
+            attention_s=heads * self.head_s(layer),
             runs_s=run_s,
             slack=self.slack,
         )

@@ -198,6 +198,11 @@ class LayerFacts:
     state_bytes: int = 0
     """State of one request in a layer of linear attention, for one KV head; it replaces the KV
     cache."""
+    window_bytes: int = 0
+    """Keys and values of one request in a layer that keeps the newest tokens only, for one KV head;
+    in place of those of every token."""
+    window_tokens: int | None = None
+    """Most tokens that such a layer keeps, and reads for each row; None: all."""
     heads_per_unit: int = 1
     """Heads of the model that one query head here stands for. More than 1 where only all of them
     together can be given to a device; 0 where heads attend no earlier tokens."""
@@ -230,6 +235,8 @@ class LayerFacts:
             layer_bytes=self.layer_bytes,
             kv_bytes_per_token=self.kv_bytes_per_token,
             state_bytes=self.state_bytes,
+            window_bytes=self.window_bytes,
+            window_tokens=self.window_tokens or 0,
             heads_per_unit=self.heads_per_unit,
             num_experts=self.num_experts,
             top_k=self.top_k,
@@ -271,15 +278,21 @@ class LayerFacts:
     def weight_bytes(self) -> int:
         return self.attention_bytes + self.feed_forward_bytes + self.layer_bytes
 
+    def read_tokens(self, context_tokens: float) -> float:
+        """Cached tokens that a row reads behind so many."""
+        window = self.window_tokens
+        return context_tokens if window is None else min(context_tokens, window)
+
     @property
     def token_bytes(self) -> int:
         """KV cache of one token, for all heads."""
         return self.num_kv_heads * self.kv_bytes_per_token
 
     def kept_bytes(self, workload: "Workload") -> int:
-        """Keys and values, or states, of all requests, for one KV head."""
+        """Keys and values, or states or windows, of all requests, for one KV head."""
         tokens_bytes = workload.cached_tokens * self.kv_bytes_per_token
-        return tokens_bytes + workload.states * self.state_bytes
+        states_bytes = workload.states * self.state_bytes
+        return tokens_bytes + states_bytes + workload.windows * self.window_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,6 +406,8 @@ class Workload:
     """Tokens that the KV cache has room for; None: the full context of every request."""
     states: int = 1
     """Requests whose states there is room for, where layers have states."""
+    windows: int = 1
+    """The same of layers that keep the newest tokens only."""
     expert_hits: float | None = None
     """Hit rate of the expert cache, where experts are on disk; None: estimated as if all experts
     were used as often as each other."""
@@ -406,6 +421,7 @@ class Workload:
             "output_tokens": (0, MOST_TOKENS),
             "concurrency": (1, MOST_TOKENS),
             "states": (1, MOST_TOKENS),
+            "windows": (1, MOST_TOKENS),
             "reserved_tokens": (1, MOST_TOKENS**2),
         }
         for name, (least, most) in counts.items():

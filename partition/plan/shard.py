@@ -268,7 +268,7 @@ class Shard:
         if not self.streamed_layers:
             row_bytes += model.embedding_row_bytes * place.is_first
         layers: list[LayerBytes] = []
-        fixed_bytes = token_bytes = state_bytes = 0
+        fixed_bytes = token_bytes = state_bytes = window_bytes = 0
         for part, facts, count in self.counted(place.layers, model):
             layers += [part.layer_bytes(facts)] * count
             fixed_bytes += count * facts.layer_bytes
@@ -276,6 +276,7 @@ class Shard:
             kv_count = num_local_kv_heads(part.heads, facts)
             token_bytes += count * kv_count * facts.kv_bytes_per_token
             state_bytes += count * kv_count * facts.state_bytes
+            window_bytes += count * kv_count * facts.window_bytes
         # The back end chooses which layers stay, so each counts as the largest.
         streamed, spare_bytes = self.streamed_layers, self.kept_experts * expert_bytes(layers)
         held = held_bytes(layers, streamed, spare_bytes=spare_bytes)
@@ -290,8 +291,8 @@ class Shard:
         read = others + routed
         return MemoryUse(
             weight_bytes=held + fixed_bytes + len(self.vocab) * row_bytes,
-            kv_bytes=token_bytes * workload.cached_tokens,
-            state_bytes=state_bytes * workload.states,
+            kv_bytes=_room_bytes(token_bytes, window_bytes, model) * workload.cached_tokens,
+            state_bytes=state_bytes * workload.states + window_bytes * workload.windows,
             streamed_bytes=int(read),
             routed_bytes=int(routed),
             expert_runs=expert_runs(layers, streamed, workload.concurrency),
@@ -319,6 +320,17 @@ class Shard:
         if self.experts:
             words += f", {self.whole_experts} of the experts"
         return f"{words}, and {len(self.further)} further kinds" if self.further else words
+
+
+def _room_bytes(token_bytes: int, window_bytes: int, model: ModelFacts) -> int:
+    """Bytes for each token of a shard with these bytes of a token and of one request's windows: at
+    least as much beside its windows as the whole model has, so that all shards have room for the
+    same requests."""
+    if not window_bytes:
+        return token_bytes
+    kinds = [model.kinds[kind] for kind in model.layers]
+    windows = sum(kind.num_kv_heads * kind.window_bytes for kind in kinds)
+    return max(token_bytes, -(-window_bytes * sum(kind.token_bytes for kind in kinds) // windows))
 
 
 def whole_shard(device: str, model: ModelFacts, *, vocab: range, streamed_layers: int = 0) -> Shard:

@@ -141,8 +141,7 @@ def _head_costs(layer: LayerFacts, paces: Sequence[Pace]) -> list[HeadCost]:
     return [
         HeadCost(
             pace.attention_from(layer).total_s,
-            (layer.query_head_bytes * pace.weight_s + layer.heads_per_unit * pace.attention_s)
-            * pace.slack,
+            (layer.query_head_bytes * pace.weight_s + pace.head_s(layer)) * pace.slack,
             layer.kv_head_bytes * pace.weight_s * pace.slack,
             pace.attention(layer, 0, 0).total_s,
         )

@@ -99,7 +99,7 @@ def _layer_s(layer: LayerFacts, paces: Sequence[Pace], column_multiple: int) -> 
         [
             Cost(
                 pace.attention_from(layer).total_s,
-                (head_bytes * pace.weight_s + layer.heads_per_unit * pace.attention_s) * pace.slack,
+                (head_bytes * pace.weight_s + pace.head_s(layer)) * pace.slack,
                 pace.attention(layer, 0, 0).total_s,
             )
             for pace in paces

@@ -48,15 +48,24 @@ def test_tokens_are_those_without_guesses(
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"), [("qwen3_5", "pipeline_2"), ("lfm2", "tensor_2")], ids=["linear", "short"]
+    ("family", "layout", "count"),
+    [
+        ("qwen3_5", "pipeline_2", 90),
+        ("lfm2", "tensor_2", 90),
+        ("gemma3", "solo", 270),
+        ("olmo3", "pipeline_3", 270),
+    ],
+    ids=["linear", "short", "windows", "windows of stages"],
 )
 def test_states_are_those_of_the_right_tokens(
     five_peers: edge.Cluster,
     tiny_checkpoint: Callable[..., TinyCheckpoint],
     family: str,
     layout: str,
+    count: int,
 ) -> None:
-    """Of linear attention and of short convolutions. Rewarded for it, an answer repeats itself."""
+    """Of linear attention, of short convolutions and of windows, whose rows move twice in so many
+    tokens. Rewarded for it, an answer repeats itself."""
     checkpoint = tiny_checkpoint(family)
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
     repeating = {"temperature": 0.5, "seed": 4, "frequency_penalty": -2.0}
@@ -64,7 +73,7 @@ def test_states_are_those_of_the_right_tokens(
 
         def reply(**options: Any) -> edge.Reply:
             return model.generate(
-                checkpoint.prompt(30), max_new_tokens=90, ignore_eos=True, logprobs=1, **options
+                checkpoint.prompt(30), max_new_tokens=count, ignore_eos=True, logprobs=1, **options
             )
 
         for sampling in ({}, repeating):

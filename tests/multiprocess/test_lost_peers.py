@@ -155,6 +155,7 @@ def test_killed_while_generating(
     repeats_are_slow(
         [
             ("qwen3_5", "pipeline_3", "lookup"),
+            ("gpt_oss", "pipeline_3", "lookup"),
             ("lfm2", "tensor_2", "lookup"),
             ("qwen3_5", "tensor_2", "off"),
         ],
@@ -169,8 +170,9 @@ def test_states_are_computed_again(
     cluster: edge.Cluster,
     tiny_checkpoint: Callable[..., TinyCheckpoint],
 ) -> None:
-    """Of linear attention and of convolutions there are no copies: prompt and answer go through
-    the model once more, in steps with guesses where there were some."""
+    """Of linear attention and of convolutions there are no copies, and none of windows behind long
+    chunks: prompt and answer go through the model once more, in steps with guesses where there were
+    some."""
     checkpoint = tiny_checkpoint(family)
     plan, prompt = cut(checkpoint, layout, trio.daemons), checkpoint.prompt(180)
     options = edge.LoadOptions(
@@ -415,6 +417,38 @@ def test_latent_rows_come_from_copies_or_are_computed_again(
         assert len(reply.recoveries) == 1
     assert reply.token_ids == undisturbed.token_ids
     checkpoint.check_greedy(prompt, reply.token_ids, MANY_TOKENS)
+
+
+def test_windows_come_back_from_copies(
+    trio: Trio,
+    cluster: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also behind many more tokens than they keep."""
+    checkpoint = tiny_checkpoint("gemma3")
+    plan, prompt = cut(checkpoint, "pipeline_2", trio.daemons[:2]), checkpoint.prompt(12)
+    options = edge.GenerationOptions(
+        max_new_tokens=MANY_TOKENS,
+        ignore_eos=True,
+        temperature=1.5,
+        seed=3,
+        logprobs=2,
+        speculate="off",
+    )
+    copies = KillOnceCopied(monkeypatch, tokens=80)
+    with cluster.load(
+        checkpoint.path, dtype="float32", plan=plan, context_tokens=256, standby="kv"
+    ) as model:
+        undisturbed = model.generate(prompt, options)
+        copies.lost = trio[1]
+        found = model.generate(prompt, options)
+        assert len(found.recoveries) == 1
+        assert copies.spared >= 80
+        times = model.measure()
+        assert max(each.decode.steps for each in times) <= MANY_TOKENS - 1 - copies.spared
+    assert found.token_ids == undisturbed.token_ids
+    assert found.logprobs == undisturbed.logprobs, "to the last bit"
 
 
 def test_who_has_the_weights_on_disk_is_a_better_stand_in(

@@ -1,5 +1,5 @@
-"""Models whose layers have states: prompts that begin alike go on from saved ones, on any plan, and
-no bit is another for it."""
+"""Models whose layers have states, or keep the newest tokens only: prompts that begin alike go on
+from saved ones, on any plan, and no bit is another for it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ OPTIONS = edge.GenerationOptions(
     repeats_are_slow(
         [
             ("qwen3_5", "tensor_3", "float32"),
+            ("gemma3", "pipeline_2", "float32"),
             ("lfm2", "pipeline_2", "float32"),
             ("llama", "solo", "int4"),
             ("qwen3_next", "pipeline_2", "float32"),
             ("qwen3_5_moe", "solo", "float32"),
-        ]
+            ("gpt_oss", "solo", "int8"),
+            ("olmo3", "tensor_2", "float32"),
+        ],
+        of=[0, 1],
     ),
 )
 def test_prompts_that_begin_alike_go_on_from_saved_states(
@@ -83,7 +87,7 @@ def test_prompts_that_begin_alike_go_on_from_saved_states(
                 assert (each.logprobs, each.top_logprobs) == (reply.logprobs, reply.top_logprobs)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5"])
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])
 def test_requests_with_one_beginning_compute_it_once(
     tiny_checkpoint: Callable[..., TinyCheckpoint], family: str
 ) -> None:

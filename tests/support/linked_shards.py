@@ -38,7 +38,7 @@ from edge.protocol.token_masks import PackedMask
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules
 from edge.transport import Collective, Link, LinkState, WireRule
-from edge.weights.formats import KvDtype, WeightFormat, kv_bits
+from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 from tests.support.formats import uniform_format
 from tests.support.specs import plain_spec
@@ -126,7 +126,7 @@ class MadeUpBackend(NullBackend):
             layout,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
-            kv_bits=kv_bits(kv_dtype),
+            kv_dtype=kv_dtype,
             kv_tier=kv_tier,
         )
         program.broken_id, program.ranks = self.broken_id, self.ranks

@@ -40,7 +40,8 @@ def model_in_stages(stack: contextlib.ExitStack, given: Given, **options: Any) -
         edge.Cluster.connect(stack.enter_context(open_bed(devices, given.folder / "bed")))
     )
     with Checkpoint.open(given.path) as checkpoint:
-        facts = facts_of(checkpoint, edge.LoadOptions(**options))
+        wanted = edge.LoadOptions(**options)
+        facts = facts_of(checkpoint, wanted, wanted.limits(checkpoint.spec))
     bounds = [facts.num_layers * number // given.stages for number in range(given.stages + 1)]
     stages = []
     for peer, (first, end) in zip(cluster.peers, pairwise(bounds), strict=True):

@@ -13,7 +13,7 @@ from edge.host.free_memory import usable_memory_bytes
 from edge.models.spec import FURTHER_HEAD, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
-from edge.weights.formats import KvDtype, WeightFormat, kv_bits
+from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 
 
@@ -67,6 +67,6 @@ class NullBackend:
             layout,
             weight_bytes=weights.manifest.total_bytes,
             limits=limits,
-            kv_bits=kv_bits(kv_dtype),
+            kv_dtype=kv_dtype,
             kv_tier=kv_tier,
         )

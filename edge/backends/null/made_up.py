@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.models.attention import Attention
 from edge.models.spec import ModelSpec
 
 _WORD_BITS = 64
@@ -29,7 +30,10 @@ def logits_after(spec: ModelSpec, tokens: Sequence[int]) -> NDArray[np.float32]:
     bits = np.arange(spec.hidden_size)
     state = token_bits(ids[-1:], bits)
     for layer in range(spec.num_layers):
-        state ^= word_bits(attention_words(ids, ids, layer)[-1:], bits)
+        mixer = spec.layer(layer).mixer
+        window = mixer.window if isinstance(mixer, Attention) else None
+        words = attention_words(ids, ids, layer, window=window)
+        state ^= word_bits(words[-1:], bits)
     found: NDArray[np.float32] = logits(state.astype(np.float32), range(spec.vocab_size))[0]
     return found
 
@@ -47,11 +51,17 @@ def token_bits(ids: Words, bits: NDArray[np.int64]) -> NDArray[np.bool_]:
     return word_bits(_mixed(ids), bits)
 
 
-def attention_words(keys: Words, values: Words, layer: int) -> Words:
-    """A hash of each token and all before it, from ids [..., tokens] of keys and values."""
-    places = np.arange(keys.shape[-1], dtype=np.uint64) + np.uint64((layer + 1) << 40)
+def attention_words(
+    keys: Words, values: Words, layer: int, *, window: int | None = None, first: int = 0
+) -> Words:
+    """A hash of each token and all before it, or those in the window, from ids [..., tokens] of
+    keys and values. first: the position of the first token."""
+    places = np.arange(keys.shape[-1], dtype=np.uint64) + np.uint64(((layer + 1) << 40) + first)
     each = _mixed(_mixed(keys | values << np.uint64(32)) + _mixed(places))
-    return np.add.accumulate(each, axis=-1)
+    words = np.add.accumulate(each, axis=-1)
+    if window is not None:
+        words[..., window:] = words[..., window:] - words[..., :-window]
+    return words
 
 
 def word_bits(words: Words, bits: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -18,11 +18,13 @@ from edge.backends.overlap import parts_of
 from edge.errors import RequestError
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.memory.step_memory import most_rows
+from edge.memory.windows import room_token_bytes
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.transport import Collective
 from edge.version import __version__
+from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
 
 _ID_BYTES = 4
@@ -59,7 +61,7 @@ class NullProgram(HostKvStorage):
         *,
         weight_bytes: int,
         limits: StepLimits,
-        kv_bits: int | None,
+        kv_dtype: KvDtype,
         kv_tier: KVTier | None,
     ) -> None:
         self.weight_bytes = weight_bytes
@@ -69,12 +71,23 @@ class NullProgram(HostKvStorage):
         self._spec = spec
         self._layout = layout
         self._limits = limits
-        self._has_states = keeps_remainders(kv_bits)
+        bits = kv_bits(kv_dtype)
+        self._has_states = keeps_remainders(bits)
         beside = ((1,),) if self._has_states else ()
-        self._cache = HostCache(layout, limits, bits=kv_bits, beside=beside)
-        self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
+        self._cache = HostCache(layout, limits, bits=bits, beside=beside)
+        cache = self._cache
+        self._moves = CacheMoves(
+            cache.pool,
+            cache.shape,
+            kv_tier,
+            limits,
+            cache.windows,
+            token_bytes=room_token_bytes(spec, layout, kv_dtype),
+        )
         self._kv_tier = kv_tier
         self._hidden = np.zeros(most_rows(limits) * spec.hidden_size, np.float32)
+        attentions = layout.attentions.items()
+        self._windows = {layer: each.window for layer, each in attentions}
         self._attended = {layer: _attended_bits(spec, layout, layer) for layer in layout.attentions}
         self.stream(layout.streamed_layers)
 
@@ -107,7 +120,9 @@ class NullProgram(HostKvStorage):
             number = self._cache.numbers.get(layer)
             if number is not None:
                 self._moves.begin(number)
-                self._attend(step, number, layer, flips)
+            if layer in self._attended:
+                self._attend(step, layer, flips)
+            if number is not None:
                 self._moves.end(number)
             self._sum(step, flips, collective)
             state[...] = (state > 0.5) ^ (flips > 0.5)
@@ -188,16 +203,29 @@ class NullProgram(HostKvStorage):
         is_here = (ids >= part.start) & (ids < part.stop)
         state[...] = token_bits(ids, bits) & is_here[..., None]
 
-    def _attend(self, step: Step, number: int, layer: int, flips: NDArray[np.float32]) -> None:
+    def _attend(self, step: Step, layer: int, flips: NDArray[np.float32]) -> None:
         """Write the tokens' keys and values, and set the bits that this shard's heads flip."""
         all_bits, heads = self._attended[layer]
+        window = self._layout.attentions[layer].window_rows
         for place, entry in enumerate(step.entries):
             new = np.asarray(entry.tokens, "<u4").view(np.uint8).reshape(-1, _ID_BYTES)
-            rows = self._cache.pool.rows(number, self._cache.pool.open(entry.request), 0, entry.end)
-            for each in rows:
-                each.view(np.uint8)[:, entry.position :, :_ID_BYTES] = new
-            keys, values = map(_ids, rows)
-            words = attention_words(keys, values, layer)[:, entry.position :]
+            slot = self._cache.pool.open(entry.request)
+            rows = [array[0] for array in self._cache.layer(layer, slot, 1)]
+            first = 0 if window is None else window.first(entry.position)
+            if window is None or entry.end <= window.kept:
+                seen = [each[:, : entry.end] for each in rows]
+            else:  # rows that the step moves out of the window are still seen by its first tokens
+                more = ((0, 0), (0, len(new)), (0, 0))
+                seen = [np.pad(each[:, : entry.position - first], more) for each in rows]
+            for each in seen:
+                each.view(np.uint8)[:, entry.position - first :, :_ID_BYTES] = new
+            if window is not None:
+                last = window.rows(entry.end)
+                for each, some in zip(rows, seen, strict=True):
+                    each[:, :last] = some[:, -last:]
+            keys, values = map(_ids, seen)
+            words = attention_words(keys, values, layer, window=self._windows[layer], first=first)
+            words = words[:, entry.position - first :]
             for head in np.unique(heads):
                 bits = all_bits[heads == head]
                 flips[place, :, bits] = word_bits(words[head], bits).T

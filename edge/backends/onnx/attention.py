@@ -99,8 +99,9 @@ def _cache(build: SegmentBuilder, layer: int, part: Attention, entry: Entry) -> 
     dtype, shape = _cache_rows(build, part, entry)
     keys = build.input(entry.named(f"past_key_{layer}"), dtype, shape)
     values = build.input(entry.named(f"past_value_{layer}"), dtype, shape)
+    is_windowed = part.kept_tokens is not None
     if bits is None:
-        return CacheNames(keys=keys, values=values)
+        return CacheNames(keys=keys, values=values, is_windowed=is_windowed)
     scales: list[int | str] = [1, part.num_kv_heads, 1, cache_head_size(part.head_size, bits)]
     remainders = ""
     if keeps_remainders(bits) and layer in build.layout.caches:
@@ -113,6 +114,7 @@ def _cache(build: SegmentBuilder, layer: int, part: Attention, entry: Entry) -> 
         value_scales=build.input(f"value_scales_{layer}", np.float32, scales),
         remainders=remainders,
         newest=NEWEST_TOKENS,
+        is_windowed=is_windowed,
     )
 
 
@@ -129,4 +131,5 @@ def _cache_rows(
 ) -> tuple[type[np.generic], list[int | str]]:
     """(dtype, shape) of one layer's keys, which is also that of its values."""
     dtype, elements = cache_row(part.head_size, build.kv_bits)
-    return dtype, [entry.size, part.num_kv_heads, entry.named("context"), elements]
+    rows = entry.named("context") if part.kept_tokens is None else part.kept_tokens
+    return dtype, [entry.size, part.num_kv_heads, rows, elements]

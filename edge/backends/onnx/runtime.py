@@ -8,4 +8,10 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import onnxruntime as ort
 
-__all__ = ["ort"]
+__all__ = ["has_windowed_caches", "ort"]
+
+
+def has_windowed_caches() -> bool:
+    """Whether attention on CPUs may keep the newest tokens only: from version 1.31 on."""
+    major, minor = map(int, ort.__version__.split(".")[:2])
+    return (major, minor) >= (1, 31)

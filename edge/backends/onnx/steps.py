@@ -96,8 +96,8 @@ class GraphSteps(ABC, Generic[_G]):
         """Run one graph."""
 
     @abstractmethod
-    def _cache_of(self, layer: int) -> int:
-        """The index of the cache that a layer uses."""
+    def _cache_of(self, layer: int) -> int | None:
+        """The index of the cache that a layer uses, if it keeps all tokens."""
 
     @abstractmethod
     def _wrote(self, step: Step, slot: int) -> None:
@@ -164,8 +164,9 @@ class GraphSteps(ABC, Generic[_G]):
         for index, segment in enumerate(graphs.segments):
             graphs.begin(index)
             layer = segment.cache_layer
-            if layer is not None:
-                self._moves.begin(self._cache_of(layer))
+            cache = None if layer is None else self._cache_of(layer)
+            if cache is not None:
+                self._moves.begin(cache)
             for half, shape in enumerate(shapes):
                 _wait(under_way[half])
                 if segment.outputs == _OF_THE_HEAD and not shape.rows:
@@ -190,8 +191,8 @@ class GraphSteps(ABC, Generic[_G]):
                 else:
                     under_way[half] = collective.begin_all_reduce(array)
             graphs.end(index)
-            if layer is not None:
-                self._moves.end(self._cache_of(layer))
+            if cache is not None:
+                self._moves.end(cache)
         for work in under_way:
             _wait(work)
 

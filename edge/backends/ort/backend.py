@@ -16,7 +16,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.onnx.lowering import lower
 from edge.backends.onnx.process import prepare_process
 from edge.backends.onnx.proof import proof
-from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.runtime import has_windowed_caches, ort
 from edge.backends.onnx.segments import GraphSegment
 from edge.backends.onnx.self_check import run_self_check
 from edge.backends.onnx.speed import decode_seconds
@@ -27,10 +27,11 @@ from edge.backends.ort.program import OrtProgram
 from edge.backends.ort.streaming import StreamedLayers
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.watched_file import WatchedFile
+from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
 from edge.kernels.onnx_graph import CPU, ExternalTensor
-from edge.memory.step_memory import load_bytes
-from edge.models.spec import WEIGHTS_ON_DISK, ModelSpec
+from edge.memory.step_memory import keeps_windows, load_bytes
+from edge.models.spec import WEIGHTS_ON_DISK, WINDOWED_KV, ModelSpec
 from edge.offload import KVTier, numpy_dtype
 from edge.protocol.step import StepLimits
 from edge.system.heap import (
@@ -60,7 +61,12 @@ class OrtBackend:
 
     name = "ort"
     # Layers are read into memory that lies over ONNX Runtime's mappings.
-    lacks = frozenset(() if can_put_memory_over_mappings() else (WEIGHTS_ON_DISK,))
+    lacks = frozenset(
+        (
+            *(() if can_put_memory_over_mappings() else (WEIGHTS_ON_DISK,)),
+            *(() if has_windowed_caches() else (WINDOWED_KV,)),
+        )
+    )
     is_stand_in = False
 
     def __init__(self, *, threads: int) -> None:
@@ -105,6 +111,12 @@ class OrtBackend:
         kv_dtype: KvDtype = "float32",
         kv_tier: KVTier | None = None,
     ) -> OrtProgram:
+        if keeps_windows(spec) and WINDOWED_KV in self.lacks:
+            raise RequestError(
+                "this onnxruntime keeps the keys and values of all tokens in layers with a sliding "
+                "window",
+                remedy="install onnxruntime 1.31 or newer on this device",
+            )
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)
         kinds = stacked_kinds(arrays, hidden_size=spec.hidden_size, threads=self._threads)

@@ -59,6 +59,12 @@ class OrtCache(HostCache):
         self._layout = layout
         self._limits = limits
         self._scales = tuple(scales)
+        self._scale_numbers = {layer: number for number, layer in enumerate(layout.caches)}
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it holds no codes."""
+        return not self._scales
 
     @property
     def digest(self) -> str:
@@ -72,14 +78,15 @@ class OrtCache(HostCache):
         """Arrays for the inputs and outputs of all layers, by name, for these slots. seen: places
         of the context to which latent attention of a single slot is cut; 0: it is not."""
         arrays: dict[str, NDArray[Any]] = {}
-        for layer, number in self.numbers.items():
-            keys, values = self.pool.layer(number, slot, batch)
+        for layer in self._layout.attentions:
+            keys, values = self.layer(layer, slot, batch)
             if seen and self._layout.attentions[layer].latent is not None:
                 keys, values = keys[:, :, :seen], values[:, :, :seen]
             # Present and past are the same array, so attention appends in place.
             arrays[f"past_key_{layer}"] = arrays[f"present_key_{layer}"] = keys
             arrays[f"past_value_{layer}"] = arrays[f"present_value_{layer}"] = values
             if self._scales:
+                number = self._scale_numbers[self._layout.cache_layer(layer)]
                 arrays[f"key_scales_{layer}"] = self._scales[number].keys
                 arrays[f"value_scales_{layer}"] = self._scales[number].values
         # Inputs are `past_…_N`, outputs `present_…_N`, in the order of `state_shapes`.
@@ -124,11 +131,11 @@ class OrtCache(HostCache):
                 )
 
         scales = []
-        for number, mixer in enumerate(self._layout.caches.values()):
-            size = mixer.head_size
+        for layer, mixer in self._layout.caches.items():
+            size = mixer.head_size  # and windows have all tokens of a request so short
             keys, values = (
                 [head[:length, None, :size] for head in array[0]]
-                for array in self.pool.layer(number, slot, 1)
+                for array in self.layer(layer, slot, 1)
             )
             scales.append(
                 LayerScales(

@@ -28,6 +28,7 @@ from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.latent_attention.onnx import rows_agree
 from edge.memory.lending import Lending
 from edge.memory.step_memory import Widths
+from edge.memory.windows import room_token_bytes
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
@@ -77,7 +78,7 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         self._kv_tier = kv_tier
         self._graph_bits: int | None = None
         self._cache: OrtCache = OrtCache(layout, limits)
-        self._moves = CacheMoves(self._cache.pool, self._cache.shape, kv_tier, limits)
+        self._moves = self._moves_of(self._cache)
         self._bindings = Bindings(self._buffers, self._side_inputs)
         self._experts: ExpertRuns | None = None
         """Set if layers may be on disk."""
@@ -128,8 +129,20 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
             assert experts is not None
             experts.run(index, shape, graphs)
 
-    def _cache_of(self, layer: int) -> int:
-        return self._cache.numbers[layer]
+    def _moves_of(self, cache: OrtCache) -> CacheMoves:
+        # Float32 before `calibrate`, for one request that was not planned with.
+        kv_dtype = "float32" if cache.is_float else self._kv_dtype
+        return CacheMoves(
+            cache.pool,
+            cache.shape,
+            self._kv_tier,
+            self._limits,
+            cache.windows,
+            token_bytes=room_token_bytes(self._spec, self._layout, kv_dtype),
+        )
+
+    def _cache_of(self, layer: int) -> int | None:
+        return self._cache.numbers.get(layer)
 
     def _wrote(self, step: Step, slot: int) -> None:
         for offset, entry in enumerate(step.entries):
@@ -146,7 +159,7 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         self._bindings.clear()
         self._cache.pool.close()
         self._cache = cache
-        self._moves = CacheMoves(cache.pool, cache.shape, self._kv_tier, self._limits)
+        self._moves = self._moves_of(cache)
         streamed = self._graphs.streamed
         layers = streamed.streamed if streamed is not None else 0
         self._drop_graphs()  # first, because the weights fit into memory only once

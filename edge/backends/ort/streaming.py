@@ -498,8 +498,11 @@ class StreamedLayers:
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         feeds = _feeds(session, vectors)
         expected = session.run(None, feeds)
+        caches = [each.name.startswith(_CACHES) for each in session.get_outputs()]
         del session
-        for one, other in zip(expected, loose.run(None, feeds), strict=True):
+        for is_cache, *both in zip(caches, expected, loose.run(None, feeds), strict=True):
+            # Rows of a window behind the only token are of any content.
+            one, other = (each[:, :, :1] if is_cache else each for each in both)
             if not np.array_equal(one, other, equal_nan=True):
                 raise RequestError(
                     f"the kernels of onnxruntime {ort.__version__} keep weights where they "
@@ -550,6 +553,8 @@ def _read_vectors(
         for name in names
     }
 
+
+_CACHES = ("present_key", "present_value")
 
 _VALUES = (
     "hidden",

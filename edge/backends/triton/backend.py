@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size, usable_memory_bytes
-from edge.models.spec import ALL_NEEDS, ModelSpec
+from edge.memory.step_memory import keeps_windows
+from edge.models.spec import ALL_NEEDS, WINDOWED_KV, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
@@ -52,7 +53,7 @@ class TritonBackend:
     """
 
     name = "triton"
-    lacks = ALL_NEEDS - PART_KINDS - _FURTHER
+    lacks = (ALL_NEEDS - PART_KINDS - _FURTHER) | {WINDOWED_KV}
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads
@@ -116,7 +117,8 @@ class TritonBackend:
         kv_tier: KVTier | None = None,
     ) -> TritonProgram:
         """See Backend. Raises RequestError if kernels compute wrongly or are missing."""
-        if missing := [each for each in spec.needs if each in self.lacks]:
+        needs = (*spec.needs, *((WINDOWED_KV,) if keeps_windows(spec) else ()))
+        if missing := [each for each in needs if each in self.lacks]:
             raise RequestError(
                 f"a GPU peer has no kernel for {', '.join(missing)}, which this model needs",
                 remedy="start the peer with --backend ort, so that this device's CPU computes it",

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edge.backends.kv_swap import WithoutWindows
 from edge.backends.triton.device import Device, Mirror
 from edge.backends.triton.long_request_blocks import SpreadBlocks
 from edge.backends.triton.request_states import RequestStates
@@ -41,7 +42,7 @@ Rows = NDArray[Any]
 _CODES = {8: torch.int8, 4: torch.uint8}
 
 
-class BlockCache:
+class BlockCache(WithoutWindows):
     """Keys and values of requests, by layer. Used from the compute thread."""
 
     def __init__(

@@ -32,7 +32,8 @@ from edge.host.gpu_adapters import (
     why_no_adapter,
 )
 from edge.kernels.onnx_graph import WEBGPU
-from edge.models.spec import FURTHER_HEAD, ROUNDED_KV, WEIGHTS_ON_DISK, ModelSpec
+from edge.memory.step_memory import keeps_windows
+from edge.models.spec import FURTHER_HEAD, ROUNDED_KV, WEIGHTS_ON_DISK, WINDOWED_KV, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
@@ -54,7 +55,7 @@ class WebGpuBackend:
     """The adapter that WebGPU chooses."""
 
     name = "webgpu"
-    lacks = frozenset((WEIGHTS_ON_DISK, ROUNDED_KV, FURTHER_HEAD))
+    lacks = frozenset((WEIGHTS_ON_DISK, ROUNDED_KV, WINDOWED_KV, FURTHER_HEAD))
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads
@@ -117,6 +118,11 @@ class WebGpuBackend:
         kv_tier: KVTier | None = None,
     ) -> WebGpuProgram:
         check_kv_dtype(kv_dtype)
+        if keeps_windows(spec):
+            raise RequestError(
+                "a WebGPU peer keeps the keys and values of all tokens in layers with a sliding "
+                "window"
+            )
         if layout.streamed_layers:
             raise RequestError("a WebGPU peer computes only from its adapter's memory")
         if limits.observes:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.kv_swap import WithoutWindows
 from edge.backends.onnx.runtime import ort
 from edge.backends.webgpu.device import Device
 from edge.errors import RequestError
@@ -62,7 +63,7 @@ class _Held:
         return [*pairs, *(self.states or ()), *self.next_states]
 
 
-class DeviceCache:
+class DeviceCache(WithoutWindows):
     """The caches of all requests. See `edge.backends.kv_swap.Pool`."""
 
     def __init__(self, layout: ShardLayout, limits: StepLimits, device: Device) -> None:

@@ -204,9 +204,9 @@ class Joining:
         async with self._reloading.opened() as checkpoint:
             weight_format = self._reloading.options.weight_format(checkpoint)
             wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
-            peers, others = able_peers(
-                peers, needs_of(checkpoint.spec, self._reloading.options.kv_dtype), wrong
-            )
+            kv_dtype, windows = self._reloading.options.kv_dtype, before.limits.windows
+            needs = needs_of(checkpoint.spec, kv_dtype, keeps_windows=windows > 0)
+            peers, others = able_peers(peers, needs, wrong)
             for sentence in others:
                 _log.info("%s", sentence)
             if {id for id, _epoch in new}.isdisjoint(each.id for each in peers):

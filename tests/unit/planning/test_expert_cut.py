@@ -55,7 +55,7 @@ def chosen(checkpoint: Checkpoint, devices: ClusterSpec, options: LoadOptions) -
 
 def cluster(checkpoint: Checkpoint) -> ClusterSpec:
     """A fast device with room for a fifth of the model, and a slow one with room for all."""
-    whole = facts_of(checkpoint, OPTIONS)
+    whole = facts_of(checkpoint, OPTIONS, OPTIONS.limits(checkpoint.spec))
     alone = ClusterSpec(
         devices=(slow_device("slow", bytes_per_s=1e6, memory_bytes=1 << 30),), links=()
     )

@@ -10,7 +10,7 @@ import pytest
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
 from edge.models.rotary import Rotary
-from edge.models.spec import ModelSpec
+from edge.models.spec import WINDOWED_KV, ModelSpec
 from edge.partition import ClusterSpec, choose, memory_use
 from edge.planning.load_options import DEFAULT_CONTEXT_TOKENS, LoadOptions
 from edge.planning.load_sizes import LoadSizes
@@ -21,6 +21,7 @@ from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
 from tests.support.formats import uniform_format
 from tests.support.peer_infos import peer_info
+from tests.support.plans import make_plan
 from tests.support.specs import changed, plain_spec
 
 SPEC = plain_spec(context_tokens=100_000, ffn_columns=20_000, num_layers=16)
@@ -166,3 +167,26 @@ def test_a_limit_of_keys_and_values_holds() -> None:
     small = [peer("a", 1 << 40, kv_memory_bytes=1000 * TOKEN_BYTES, kv_disk_bytes=1 << 40)]
     before = proposal(LoadOptions(), small, kv_tokens=1000)
     assert with_longest_context(before, SPEC, LoadOptions(), small) is before
+
+
+def test_windows_that_pay_behind_a_longer_context_are_kept_there() -> None:
+    """As of OLMo 3: 4,096 tokens, in three of four layers. Not if a peer keeps all tokens."""
+    windows = (4096, 4096, 4096, None)
+    spec = plain_spec(
+        context_tokens=100_000, ffn_columns=20_000, num_layers=16, windows=windows * 4
+    )
+    facts = model_facts(spec, uniform_format("float32", 32, "fast"), name="m", embedding_itemsize=4)
+    enough = needed(30_000)
+    for lacks, kept in (((), True), ((WINDOWED_KV,), False)):
+        peers = [peer("a", enough, lacks=lacks)]
+        plan = proposal(LoadOptions(), peers)
+        before = replace(
+            plan,
+            model=facts,
+            choice=replace(plan.choice, plan=make_plan(spec, "solo", model="m", devices=["a"])),
+        )
+        assert before.limits.windows == 0
+        after = with_longest_context(before, spec, LoadOptions(), peers)
+        assert after.limits.windows == int(kept)
+        assert [kind.window_tokens is not None for kind in after.model.kinds] == [kept, False]
+        assert after.context_tokens == (32_768 if kept else 16_384)

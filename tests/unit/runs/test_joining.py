@@ -32,6 +32,7 @@ class Running:
             proposal=SimpleNamespace(
                 cluster=SimpleNamespace(devices=[OLD]),
                 plan=SimpleNamespace(devices=("old",)),
+                limits=SimpleNamespace(windows=0),
                 is_rough=False,
             )
         )

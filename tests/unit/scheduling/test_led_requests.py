@@ -12,7 +12,7 @@ from edge.scheduling.residency import Residency
 from tests.support.scheduling import Steps
 
 
-def begun(*, drafts: int = 7, memory: int = 100, **terms: Any) -> Steps:
+def begun(*, drafts: int = 7, memory: int = 100, cut_end: Any = None, **terms: Any) -> Steps:
     """A request with two tokens of a prompt, and one of its answer."""
     steps = Steps(
         Residency(memory_tokens=memory, requests=4),
@@ -21,6 +21,7 @@ def begun(*, drafts: int = 7, memory: int = 100, **terms: Any) -> Steps:
         logit_chunk_tokens=8,
         drafts=drafts,
         memory_tokens=memory,
+        cut_end=cut_end,
     )
     steps.add("a", [1, 2], **{"new_tokens": 40, "is_led": True, "speculate": "auto", **terms})
     assert shown(steps) == ((1, 2), 1, 1, 0), "the first token is not guessed"
@@ -55,6 +56,12 @@ def test_guesses_make_an_even_number_of_rows(
     steps = begun()
     steps.tell(Guessed(request="a", tokens=guesses, was_guessed=was_guessed))
     assert shown(steps) == expected
+
+
+def test_a_step_has_no_more_guesses_than_can_be_cut_off() -> None:
+    steps = begun(cut_end={2: 7}.__getitem__)
+    steps.tell(Guessed(request="a", tokens=tuple(range(4, 14)), was_guessed=False))
+    assert shown(steps) == ((3, 4, 5, 6), 4, 4, 1), "an even number of five rows"
 
 
 def test_each_step_has_guesses_of_its_own() -> None:

@@ -265,3 +265,22 @@ def test_no_prefix_is_looked_up_while_no_request_may_start() -> None:
     for _ in range(5):
         found.settle()
     assert looked_up == 0
+
+
+def test_memory_may_have_another_unit_than_tokens() -> None:
+    """As of requests that each have a window beside their tokens."""
+    found = Residency(
+        memory_tokens=30, requests=8, held=lambda tokens: 2 * tokens + 10, memory=70, most_kept=4
+    )
+    with pytest.raises(ValueError, match="31 tokens never fit into 30"):
+        found.join(Resident("z", 10, 31))
+    a, b, c = (joined(found, name, 5, 10) for name in "abc")
+    assert found.settle() == came("a", "b"), "30 each"
+    found.leave(a)
+    assert found.settle() == came("c")
+    assert (b.held, c.held) == (30, 30)
+    found.leave(b)
+    found.leave(c)
+    alone = joined(found, "d", 30, 30)
+    assert found.settle() == came("d")
+    assert alone.held == 70

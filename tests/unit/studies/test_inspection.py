@@ -19,6 +19,7 @@ from edge.api.known_models import inspect
 from edge.memory.baseline import USUAL_BASELINE_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
+from edge.memory.windows import with_windows
 from edge.models.attention import Attention
 from edge.offload import GgufFile, SafetensorsFile
 from edge.partition import Plan, Stage, Workload, memory_use
@@ -153,9 +154,8 @@ def test_sizes_are_those_that_plans_count(name: str, tiny_checkpoint: Make, tmp_
             made, limits = options.weight_format(opened), options.limits(spec)
             assert each.format == made.name
             assert each.bytes_per_weight == bytes_per_weight(spec, made)
-            facts = model_facts(
-                made.graded(spec), made, name="m", embedding_itemsize=opened.embedding_itemsize
-            )
+            held = with_windows(made.graded(spec), limits)
+            facts = model_facts(held, made, name="m", embedding_itemsize=opened.embedding_itemsize)
             use = memory_of(facts, 512)
             assert each.weight_bytes == use.weight_bytes
             beside = most_overhead(spec, limits, may_split=False, stream=False, kv_dtype="float32")
@@ -164,7 +164,14 @@ def test_sizes_are_those_that_plans_count(name: str, tiny_checkpoint: Make, tmp_
         for kv in found.kv:
             facts = model_facts(spec, made, name="m", embedding_itemsize=4, kv_dtype=kv.dtype)
             assert kv.token_bytes == memory_of(facts, 1).kv_bytes
-            assert kv.default_bytes == kv.longest_bytes == 512 * kv.token_bytes
+            limits = LoadOptions(kv_dtype=kv.dtype).limits(spec)
+            held = with_windows(spec, limits)
+            facts = model_facts(held, made, name="m", embedding_itemsize=4, kv_dtype=kv.dtype)
+            use = memory_of(facts, 512)
+            remainders = (kind.num_kv_heads * kind.state_bytes for kind in facts.kinds)
+            windows = 0 if any(remainders) else use.state_bytes
+            assert kv.default_bytes == kv.longest_bytes == use.kv_bytes + windows
+            assert (kv.default_bytes < 512 * kv.token_bytes) == bool(limits.windows)
 
 
 def memory_of(facts: Any, tokens: int) -> Any:
