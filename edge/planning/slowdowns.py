@@ -29,7 +29,7 @@ _USUAL_WINDOWS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DeviceSteps:
     """A device's own part of some decode steps."""
 
     steps: int
@@ -88,7 +88,7 @@ class Slowdowns:
         """For each slowed device (by id), how many times its usual time it takes."""
         return {id: device.factor for id, device in self._devices.items() if device.factor > 1}
 
-    def note(self, parts: Mapping[str, Part], *, since_s: float, now_s: float) -> None:
+    def note(self, parts: Mapping[str, DeviceSteps], *, since_s: float, now_s: float) -> None:
         """Note the devices' parts of the steps from `since_s`, the time of the last call, to
         `now_s`."""
         for id, part in parts.items():

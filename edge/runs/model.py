@@ -40,7 +40,7 @@ class Recovery:
     """The recovery of a model after one of its plans ended."""
 
     reason: str
-    """Why the plan ended: the lost device, or the devices that joined."""
+    """Why the plan ended: the lost device, or those that joined or became busy."""
     plan: Plan
     """The next plan; its devices are peers' ids."""
     pause_s: float

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from edge.planning.slowdowns import HEALTHY_S, MOST_HEALTHY_S, WINDOW_S, Part, Slowdowns
+from edge.planning.slowdowns import HEALTHY_S, MOST_HEALTHY_S, WINDOW_S, DeviceSteps, Slowdowns
 
 
 class Told:
@@ -18,7 +18,7 @@ class Told:
 
     def window(self, ratios: Mapping[str, float], *, steps: int = 50, span_s: float = 5.0) -> None:
         parts = {
-            id: Part(steps=steps, took_s=ratio * steps * 0.01, expected_s=steps * 0.01)
+            id: DeviceSteps(steps=steps, took_s=ratio * steps * 0.01, expected_s=steps * 0.01)
             for id, ratio in ratios.items()
         }
         since_s, self.now_s = self.now_s, self.now_s + span_s
