@@ -103,7 +103,8 @@ class DescribedModel:
 
     @property
     def recoveries(self) -> Sequence[Recovery]:
-        """The failovers after peers were lost or joined, the first one first."""
+        """The failovers after peers were lost, joined or became busy, the first one
+        first."""
         return tuple(self._held.running.recoveries)
 
     @property
@@ -113,7 +114,8 @@ class DescribedModel:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether a failover is under way: a device was lost or joined, and answers wait."""
+        """Whether a failover is under way: a device was lost, joined or became busy, and
+        answers wait."""
         return self._held.running.is_recovering
 
     @property

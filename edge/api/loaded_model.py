@@ -16,7 +16,7 @@ from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import Speculation
 from edge.runs.drafting import Drafting
 from edge.runs.model import RunningModel
-from edge.runs.recovery.joining import Joining
+from edge.runs.recovery.replanning import Replanning
 from edge.runs.recovery.standing_by import StandingBy
 from edge.text import Tokenizer
 from edge.text.grammar import Grammars
@@ -51,7 +51,7 @@ class LoadedModel:
     """The lease of its sessions."""
     replies: JournalFolder
     """The journals of unfinished replies."""
-    attendants: tuple[Joining | StandingBy | Drafting, ...]
+    attendants: tuple[Replanning | StandingBy | Drafting, ...]
     """Tasks that run in the background of its replies."""
 
     @property

@@ -27,8 +27,8 @@ from edge.runs.drafting import Drafting
 from edge.runs.load import load_model
 from edge.runs.model import RunningModel
 from edge.runs.recovery.candidates import Candidates
-from edge.runs.recovery.joining import Joining
 from edge.runs.recovery.reloading import Reloading
+from edge.runs.recovery.replanning import Replanning
 from edge.runs.recovery.standing_by import StandingBy
 from edge.text.grammar import Grammars
 from edge.text.tokenizer import Tokenizer
@@ -154,7 +154,7 @@ class Loading:
         run = await load_model(delivery, self.peers, on_end=running.ended)
         reload.manifests = run.manifests
         running.begin(run)
-        attendants: list[Joining | StandingBy | Drafting] = []
+        attendants: list[Replanning | StandingBy | Drafting] = []
         if self.draft is not None and place is not None:
             drafting = Drafting(
                 self.draft.path, self.draft.store.fingerprint, options, reload.lease
@@ -169,7 +169,7 @@ class Loading:
             reload.drafting = drafting
             attendants.append(drafting)
         if options.replan == "auto" and not observes:
-            attendants.append(Joining(self.candidates, reload, running))
+            attendants.append(Replanning(self.candidates, reload, running))
         if options.standby == "kv" and not observes:
             attendants.append(StandingBy(reload, running))
         return LoadedModel(

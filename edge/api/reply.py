@@ -70,7 +70,8 @@ class Reply:
     tool_calls: tuple[ToolCall, ...] = ()
     """The tool calls in a chat, not checked against the tools' schemas."""
     recoveries: tuple[Recovery, ...] = ()
-    """Failovers during the reply, after peers were lost or joined. The tokens are the same."""
+    """Failovers during the reply, after peers were lost, joined or became busy. The tokens are the
+    same."""
 
     def __repr__(self) -> str:
         count = len(self.token_ids)

@@ -142,10 +142,7 @@ class RunLoop:
         times.experts += read.experts - reads.experts
         times.experts_read += read.experts_read - reads.experts_read
         compute_s = computed_s - received_s - (times.reduce_s - reduced_s) - load_s
-        times.compute_s += compute_s
-        if step.batch == 1 and step.num_tokens == 1:
-            position = step.entries[0].position
-            self._times.pace.note(compute_s, position=position, now_s=computed_s)
+        self._times.computed(step, compute_s, now_s=computed_s)
         times.send_s += time.perf_counter() - computed_s
         return logits
 

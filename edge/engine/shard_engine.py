@@ -41,7 +41,7 @@ from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import SamplingTerms, Speculation, Step
-from edge.protocol.step_times import DRAFT_ROWS, ExpectedStep, StepTimes
+from edge.protocol.step_times import DRAFT_ROWS, ExpectedStep, StepTimes, TokenSteps
 from edge.protocol.token_masks import PackedMask
 from edge.protocol.topology import Seat
 from edge.transport import Link
@@ -236,6 +236,10 @@ class ShardEngine:
         They include each step whose token was reported: this shard is at that step or past it.
         """
         return self._thread.at_safe_point(self._times.take)
+
+    def count_steps(self) -> Future[TokenSteps]:
+        """Times of decode steps since the load, taken between two steps, also of a run."""
+        return self._thread.at_safe_point(self._times.count)
 
     def slower(self, *, within_s: float) -> float | None:
         """Time of recent steps relative to the prediction. None if no step was within

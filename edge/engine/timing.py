@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from edge.protocol.step_times import ExpectedStep, StepTimes
+from edge.protocol.step import Step
+from edge.protocol.step_times import ExpectedStep, StepTimes, TokenSteps
 from edge.transport import BackgroundWork, Collective
 
 _JUDGED_STEPS = 32
@@ -53,10 +55,31 @@ class ShardCounters:
         self.pace = StepPace(expected)
         self.now = self.prompt
         """The counters of the current step."""
+        self._tokens = TokenSteps()
+        self._is_first = True
 
     def begin(self, *, is_decode: bool) -> None:
         """Choose the counters of the next step."""
         self.now = self.decode if is_decode else self.prompt
+
+    def computed(self, step: Step, compute_s: float, *, now_s: float) -> None:
+        """Record that the shard's own part of a step took `compute_s`."""
+        self.now.compute_s += compute_s
+        if step.num_tokens > 1:
+            return
+        if step.batch == 1:
+            self.pace.note(compute_s, position=step.entries[0].position, now_s=now_s)
+        if self._is_first:
+            self._is_first = False
+            return
+        self._tokens.steps += 1
+        self._tokens.rows += step.batch
+        self._tokens.tokens += sum(entry.position for entry in step.entries)
+        self._tokens.compute_s += compute_s
+
+    def count(self) -> TokenSteps:
+        """The decode steps since the load."""
+        return dataclasses.replace(self._tokens)
 
     def take(self) -> tuple[StepTimes, StepTimes]:
         """The prefill and decode counters, which restart at zero."""

@@ -39,7 +39,7 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.fields import token_ids
 from edge.protocol.frame_codec import Call, Post
 from edge.protocol.heartbeat import LINK_SILENT_AFTER_S, Hearing
-from edge.protocol.step_times import ShardTimes
+from edge.protocol.step_times import ShardTimes, TokenSteps
 from edge.protocol.token_masks import read_masks
 from edge.protocol.topology import neighbours
 from edge.transport import Member
@@ -96,6 +96,7 @@ class CoordinatorSessions:
             messages.ReadPrefix: self._read_prefix,
             messages.PutPrefix: self._put_prefix,
             messages.Measure: self._measure,
+            messages.CountSteps: self._count_steps,
             messages.Observed: self._observed,
             messages.Close: self._close,
         }
@@ -406,6 +407,9 @@ class CoordinatorSessions:
             peak_bytes=memory["peak_bytes"],
             kv_written_bytes=hosted.kv.tier.written_bytes if hosted.kv.tier is not None else 0,
         )
+
+    async def _count_steps(self, call: messages.CountSteps) -> TokenSteps:
+        return await asyncio.wrap_future(self.get(call.session).shard.count_steps())
 
     async def _observed(self, call: messages.Observed) -> messages.Gram:
         gram = await asyncio.wrap_future(self.get(call.session).shard.gram(call.run))

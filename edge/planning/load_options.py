@@ -288,12 +288,14 @@ class LoadOptions:
 
     replan: Replan = option(
         "auto",
-        help="auto: use a device that joins while the model runs, if the pause pays for itself "
-        "within a minute; off: use it only after a loss.",
+        help="auto: while the model runs, use a device that joins, and move layers away from one "
+        "that becomes busy, if the pause pays for itself within a minute; off: only after a loss.",
     )
     """A device that joins is measured first, unless it was measured before. Answers under way go on
-    with the same tokens; a plan that rounds differently waits until no answer is under way. A model
-    with a plan by hand only returns to that plan."""
+    with the same tokens; a plan that rounds differently waits until no answer is under way. A
+    device is busy when its own part of a token takes 1.5 times as long as usual for ten seconds,
+    and no longer after half a minute in which it does not. A model with a plan by hand only returns
+    to that plan."""
 
     observes: bool = False
     """Sum up the inputs of all products, for quantization with data; in a model with experts, or

@@ -1,4 +1,5 @@
-"""A proposal for a running model after a device is lost, or when devices have joined.
+"""A proposal for a running model after a device is lost, or when devices have joined or changed
+their pace.
 
 Nothing is measured, because answers are waiting or under way.
 """
@@ -97,12 +98,14 @@ async def moved_proposal(
     before: Proposal,
     measured: ClusterSpec,
     under_way: UnderWay,
+    is_healthy_again: bool = False,
 ) -> tuple[Move, Proposal | None]:
-    """Whether the running plan of `before` is replaced now that some of `peers` have joined; and
-    the proposal of the better plan, if one exists.
+    """Whether the running plan of `before` is replaced now that some of `peers` have joined, or its
+    facts have changed; and the proposal of the better plan, if one exists.
 
     peers: all that answer now. measured: their facts; rates and links that `before` has win.
     options: those of the load; where they have a plan by hand, no other plan is taken.
+    is_healthy_again: see `partition.join`.
     """
     moving = _Repairing(
         checkpoint=checkpoint,
@@ -111,7 +114,13 @@ async def moved_proposal(
         before=before,
         known=_merged(before.cluster, measured),
     )
-    return await run_blocking(lambda: moving.move(under_way, same_bits=_alike(peers, before.plan)))
+    return await run_blocking(
+        lambda: moving.move(
+            under_way,
+            same_bits=_alike(peers, before.plan),
+            is_healthy_again=is_healthy_again,
+        )
+    )
 
 
 def _alike(peers: Sequence[PeerInfo], plan: Plan) -> frozenset[str]:
@@ -124,7 +133,7 @@ def _alike(peers: Sequence[PeerInfo], plan: Plan) -> frozenset[str]:
 
 def _merged(before: ClusterSpec, measured: ClusterSpec) -> ClusterSpec:
     """The devices of `measured`, with the rates and links of `before` where it has them."""
-    speeds = {device.id: device.rates for device in before.devices}
+    known = {device.id: device for device in before.devices if device.rates is not None}
     ids = {device.id for device in measured.devices}
     links = {
         (link.source, link.target): link
@@ -133,7 +142,9 @@ def _merged(before: ClusterSpec, measured: ClusterSpec) -> ClusterSpec:
     }
     return ClusterSpec(
         devices=tuple(
-            replace(device, rates=speeds.get(device.id) or device.rates)
+            device
+            if (then := known.get(device.id)) is None
+            else replace(device, rates=then.rates, slowed=then.slowed)
             for device in measured.devices
         ),
         links=tuple(links.values()),
@@ -221,7 +232,7 @@ class _Repairing:
             return repaired(stream=may_stream)
 
     def move(
-        self, under_way: UnderWay, *, same_bits: Collection[str]
+        self, under_way: UnderWay, *, same_bits: Collection[str], is_healthy_again: bool
     ) -> tuple[Move, Proposal | None]:
         before, wanted = self.before, self.options.plan
 
@@ -236,6 +247,7 @@ class _Repairing:
                 under_way,
                 wanted=by_id(wanted, cluster) if isinstance(wanted, Plan) else None,
                 same_bits=same_bits,
+                is_healthy_again=is_healthy_again,
                 parallel="auto" if isinstance(wanted, Plan) else wanted,
                 chunk_tokens=before.limits.chunk_tokens,
                 stream=stream,

@@ -41,7 +41,7 @@ from edge.protocol.step import (
     SamplingTerms,
     Step,
 )
-from edge.protocol.step_times import ExpectedStep, ShardTimes
+from edge.protocol.step_times import ExpectedStep, ShardTimes, TokenSteps
 from edge.protocol.token_logprobs import (
     MOST_BYTES_OF_A_TOKEN,
     read_logprobs,
@@ -591,6 +591,15 @@ class Measure(Call[ShardTimes]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountSteps(Call[TokenSteps]):
+    """Ask how long decode steps have taken since the shard was loaded. Answered between two
+    steps."""
+
+    kind, limit_s = "count_steps", 180.0
+    session: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gram:
     """A float32 matrix."""
 
@@ -668,7 +677,7 @@ FRAMES = table(
         Offer, Piece, Seal, Open, Connect, ServeDrafts, AskDrafts,
         MatchPrefix, PrefixMatched, AskPrefix, ReadPrefix, PutPrefix, Reserve, Reserved, RunStep,
         KvRows, PutKv, Tokens, Logits, States, YieldRun, SwapOut, SwappedOut, SaveState, Finish,
-        Measure, Observed, Close, Leaving, Failed, Waits, AskLink, LinkSent,
+        Measure, CountSteps, Observed, Close, Leaving, Failed, Waits, AskLink, LinkSent,
     )
 )  # fmt: skip
 """Frames by kind."""

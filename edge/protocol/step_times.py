@@ -56,6 +56,29 @@ class StepTimes:
         return taken
 
 
+@dataclass(slots=True)
+class TokenSteps:
+    """Decode steps of one token of each request, since the shard was loaded.
+
+    Without steps with guesses and without the first step, so that they compare with a prediction.
+    rows: of all steps. tokens: cached tokens before each row, added up. compute_s: see `StepTimes`.
+    """
+
+    steps: Annotated[int, Meta(ge=0)] = 0
+    rows: Annotated[int, Meta(ge=0)] = 0
+    tokens: Annotated[int, Meta(ge=0)] = 0
+    compute_s: Annotated[float, Meta(ge=0)] = 0.0
+
+    def since(self, before: TokenSteps) -> TokenSteps:
+        """The steps after `before`, an earlier state of these counters."""
+        return TokenSteps(
+            steps=self.steps - before.steps,
+            rows=self.rows - before.rows,
+            tokens=self.tokens - before.tokens,
+            compute_s=self.compute_s - before.compute_s,
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedStep:
     """Predicted compute seconds of a shard for one token of one request, and of whole steps.

@@ -17,9 +17,17 @@ from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
 from edge.partition import Plan
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Call, Post
-from edge.protocol.messages import Close, Connect, Done, Measure, Observed, PutKv
+from edge.protocol.messages import (
+    Close,
+    Connect,
+    CountSteps,
+    Done,
+    Measure,
+    Observed,
+    PutKv,
+)
 from edge.protocol.peer_info import gather_all
-from edge.protocol.step_times import PeerTimes
+from edge.protocol.step_times import PeerTimes, TokenSteps
 from edge.protocol.topology import Place, Seat, sampler_seat
 
 Answer = TypeVar("Answer")
@@ -84,6 +92,12 @@ class Connections:
             counted = {each.name: getattr(told, each.name) for each in fields(told)}
             times.append(PeerTimes(name=client.name, stage=stage, rank=rank, **counted))
         return times
+
+    async def count_steps(self) -> dict[Seat, TokenSteps]:
+        """Each shard's decode steps so far."""
+        call = CountSteps(session=self.session)
+        found = await gather_all(client.call(call) for client in self._clients.values())
+        return dict(zip(self._clients, found, strict=True))
 
     async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The sums of one of a shard's `observed_runs`: float32 of this shape.

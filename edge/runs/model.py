@@ -21,7 +21,7 @@ from edge.errors import (
     RequestError,
 )
 from edge.partition import Plan
-from edge.protocol.step_times import PeerTimes
+from edge.protocol.step_times import PeerTimes, TokenSteps
 from edge.protocol.topology import Seat
 from edge.runs.run import PlanRun
 from edge.scheduling.orders import Work
@@ -40,7 +40,7 @@ class Recovery:
     """The recovery of a model after one of its plans ended."""
 
     reason: str
-    """Why the plan ended: the lost device, or the devices that joined."""
+    """Why the plan ended: the lost device, or those that joined or became busy."""
     plan: Plan
     """The next plan; its devices are peers' ids."""
     pause_s: float
@@ -152,6 +152,10 @@ class RunningModel:
     async def measure(self) -> list[PeerTimes]:
         """Each peer's times since the last call, in plan order."""
         return await (await self._current()).measure()
+
+    async def count_steps(self) -> dict[Seat, TokenSteps]:
+        """Each shard's decode steps by the current plan so far."""
+        return await (await self._current()).count_steps()
 
     async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The sums of one of a shard's `observed_runs`: float32 of this shape."""

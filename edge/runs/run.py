@@ -18,7 +18,7 @@ from edge.protocol.client import IT_LEAVES, PeerClient
 from edge.protocol.frame_codec import Event
 from edge.protocol.messages import AskDrafts, DraftSource, Tokens
 from edge.protocol.peer_info import PeerInfo
-from edge.protocol.step_times import PeerTimes
+from edge.protocol.step_times import PeerTimes, TokenSteps
 from edge.protocol.topology import Place, Seat
 from edge.runs.connections import Connections
 from edge.runs.order_sender import OrderSender
@@ -179,6 +179,10 @@ class PlanRun:
     async def measure(self) -> list[PeerTimes]:
         """Each peer's times since the last call, in plan order."""
         return await self._connections.measure()
+
+    async def count_steps(self) -> dict[Seat, TokenSteps]:
+        """Each shard's decode steps so far."""
+        return await self._connections.count_steps()
 
     async def observed(self, seat: Seat, run: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """The sums of one of a shard's `observed_runs`: float32 of this shape."""

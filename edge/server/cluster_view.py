@@ -72,7 +72,7 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
     outside their memory now, and of cached prefixes; null if unknown. spares: peers without a part.
     answers: number under way or waiting; replies: those that have begun. measured: the rate of the
     last reply of 8 tokens or more. guesses: of all answers since the load, and the steps that
-    verified them. recoveries: after losses and joins, the first one first.
+    verified them. recoveries: after losses and moves, the first one first.
     returns: peers that answer again, each with the number of recoveries before. Counters
     (new_tokens, decode) only grow while `loads` is the same; `at_s` is when they were read.
     """

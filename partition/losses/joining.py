@@ -1,4 +1,5 @@
-"""Whether a running model moves to another plan after devices have joined. A pure decision.
+"""Whether a running model moves to another plan after devices have joined or changed their pace. A
+pure decision.
 
 A move pays for itself if an answer has more tokens a minute later with the move than without it.
 Weights are sent while answers go on. Then answers wait until the devices have loaded and their
@@ -26,6 +27,10 @@ HORIZON_S = 60.0
 LEAST_GAIN = 1.1
 """Least ratio of tokens with a move to tokens without it: predictions err by as much."""
 
+LEAST_GAIN_BACK = 1.03
+"""The same where a device is healthy again that was slowed: without it, a model would stay on a
+plan that is up to a tenth slower than the one that it had."""
+
 SHIPPING_COSTS = 0.1
 """Part of the sending time that answers lose meanwhile. An assumption: sending computes little, but
 uses the network and disks."""
@@ -51,7 +56,8 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """The decision on a running plan after devices have joined: stay, or move to another plan."""
+    """The decision on a running plan after the cluster has changed: stay, or move to another
+    plan."""
 
     when: When
     """now; idle: as soon as no answer is under way; stay: never."""
@@ -83,12 +89,14 @@ def join(
     chunk_tokens: int = CHUNK_TOKENS,
     stream: bool = False,
     further_seat_bytes: int = 0,
+    is_healthy_again: bool = False,
 ) -> Move:
     """Whether `plan` gives way to another plan over the devices of `cluster`, and when.
 
     cluster       All devices that are present. Memory is what they have without this model.
     workload      The workload that the plan was chosen for.
     wanted        A plan by hand; no other is considered. Without rates it counts as better.
+    is_healthy_again  A slowed device takes its usual time again: less gain is enough.
     same_bits     Devices that compute the same bits as those of the plan; None: all.
 
     The other arguments are those of `repair`. While answers are under way, only plans over devices
@@ -119,6 +127,7 @@ def join(
         before=before,
         under_way=under_way,
         is_wished=wanted is not None,
+        least_gain=LEAST_GAIN_BACK if is_healthy_again else LEAST_GAIN,
         same_bits=frozenset(task.devices if same_bits is None else same_bits),
     )
     others = dict.fromkeys(_others(task, wanted))
@@ -133,6 +142,7 @@ class _Choosing:
     before: Estimate | None
     under_way: UnderWay
     is_wished: bool
+    least_gain: float
     same_bits: frozenset[str]
 
     def best(self, found: list[Repair]) -> Move:
@@ -182,7 +192,7 @@ class _Choosing:
             without = within_s / before.token_s
             gained = max(0.0, within_s - moving_s) / after.token_s - without
             is_slower = after.total_s(workload) >= before.total_s(workload)
-            if gained < (LEAST_GAIN - 1) * without or is_slower:
+            if gained < (self.least_gain - 1) * without or is_slower:
                 return None
         return Move(
             when=when,

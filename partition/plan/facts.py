@@ -7,7 +7,8 @@ at construction, so the rest of the package trusts facts.
 import math
 import operator
 import unicodedata
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import SupportsIndex
 
@@ -55,6 +56,9 @@ class DeviceSpec:
     """Part of the buffers for steps that decoding does not use, so that streamed layers can."""
     streams: bool = True
     """Whether it computes layers that lie on its disk; otherwise only those in its memory."""
+    slowed: float = 1.0
+    """How many times as long it takes as when it was measured, because something else keeps it
+    busy. `rates` are those of now, with this factor."""
 
     def __post_init__(self) -> None:
         _require_name("a device's id", self.id)
@@ -70,6 +74,15 @@ class DeviceSpec:
         _require_at_least(1, f"device {self.id!r}", threads=self.threads)
         if self.host_memory_bytes is not None:
             _require_at_least(0, f"device {self.id!r}", host_memory_bytes=self.host_memory_bytes)
+        if not (math.isfinite(self.slowed) and self.slowed > 0):
+            raise ValueError(f"slowed of device {self.id!r} must be above 0, not {self.slowed}.")
+
+    def slowed_by(self, factor: float) -> "DeviceSpec":
+        """The device while it takes `factor` times as long as when it was measured. A device
+        without rates stays as it is."""
+        if self.rates is None:
+            return self
+        return replace(self, rates=self.rates.slowed_by(factor / self.slowed), slowed=factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +184,12 @@ class ClusterSpec:
             ),
             crowds=self.crowds,
         )
+
+    def slowed_by(self, factors: Mapping[str, float]) -> "ClusterSpec":
+        """The cluster while the devices of these ids take so many times as long as when they were
+        measured, and the others take as long."""
+        slowed = (each.slowed_by(factors.get(each.id, 1.0)) for each in self.devices)
+        return replace(self, devices=tuple(slowed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

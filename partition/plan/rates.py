@@ -159,6 +159,15 @@ class ComputeRates:
         }
         return replace(self, **scaled)
 
+    def slowed_by(self, factor: float) -> "ComputeRates":
+        """These rates, if all computing takes `factor` times as long."""
+        scaled: dict[str, Any] = {
+            name: tuple(factor * each for each in getattr(self, name)) for name in _BY_ROWS
+        }
+        scaled |= {name: factor * getattr(self, name) for name in ("run_s", "sample_s", "step_s")}
+        expert_s = None if self.expert_s is None else factor * self.expert_s
+        return replace(self, expert_s=expert_s, **scaled)
+
 
 def between(rows: Sequence[int], times: Sequence[float], at: float) -> float:
     """The time of a step of `at` rows: linear between two points, and beyond the last with its

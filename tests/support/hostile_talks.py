@@ -155,6 +155,7 @@ def talk(address: str, memory_bytes: int = 4 << 30) -> list[Frame]:
         messages.PutKv(session="s", request="p", first=0, tokens=(1, 2), rows=bytes(2 * ROW_BYTES)),
         messages.AskLink(session="s", stage=0, rank=1),
         messages.Measure(session="s"),
+        messages.CountSteps(session="s"),
         messages.Observed(session="s", run=0),
         messages.Finish(session="s", request="r"),
         messages.Close(session="s"),

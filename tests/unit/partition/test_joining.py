@@ -125,3 +125,27 @@ def test_a_model_that_reads_from_disk_goes_back_into_memory() -> None:
     move = joined(streamed, unmeasured, UnderWay())
     assert move.when == "now"
     assert not any(each.streamed_layers for each in move.to.plan.stages[0].slices)
+
+
+def pipelined(devices: ClusterSpec) -> Plan:
+    return choose(SMALL, devices, SHORT, parallel="pipeline").plan
+
+
+def test_a_slowed_device_gives_layers_away_and_gets_them_back() -> None:
+    devices = cluster(*[(4, FAST)] * 3)
+    plan = pipelined(devices)
+    busy = max(plan.stages, key=lambda stage: len(stage.layers)).shards[0].device
+    move = joined(plan, devices.slowed_by({busy: 4.0}))
+    assert (move.when, move.to.same_sums) == ("now", True)
+    assert move.before.token_s > 2 * move.to.predicted.token_s
+    left = sum(len(each.layers) for each in move.to.plan.stages if each.shards[0].device == busy)
+    assert left < max(len(each.layers) for each in plan.stages)
+    assert joined(plan, devices).when == "stay"
+
+
+@pytest.mark.parametrize(("is_healthy_again", "when"), [(False, "stay"), (True, "now")])
+def test_less_gain_is_enough_for_the_way_back(is_healthy_again: bool, when: str) -> None:
+    devices = cluster((4, FAST), (4, FAST * 1.08))
+    plan = alone(SMALL, devices)
+    move = joined(plan, devices, UnderWay(), is_healthy_again=is_healthy_again)
+    assert move.when == when

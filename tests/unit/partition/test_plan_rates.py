@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from edge.partition import ComputeRates, DeviceSpec, Workload
+from edge.partition import ComputeRates, DeviceSpec, Workload, choose, estimate
+from tests.unit.partition.test_choose import SMALL, cluster
+from tests.unit.partition.test_repair import FAST, SHORT
 
 RATES = ComputeRates(
     rows=(1, 4, 32),
@@ -96,3 +98,20 @@ def test_reserved_tokens_are_what_memory_is_kept_for() -> None:
     assert (workload.context_tokens, workload.cached_tokens) == (8, 100)
     with pytest.raises(ValueError, match="reserved_tokens"):
         Workload(reserved_tokens=0)
+
+
+def test_a_slowed_device_takes_longer_for_all_that_it_computes() -> None:
+    devices = cluster((4, FAST), (4, FAST), (4, FAST))
+    plan = choose(SMALL, devices, SHORT, parallel="pipeline").plan
+    slowed = devices.slowed_by({"01": 3.0})
+    before, after = (
+        dict(estimate(plan, SMALL, each, SHORT).device_s) for each in (devices, slowed)
+    )
+    assert after == pytest.approx({id: before[id] * (3 if id == "01" else 1) for id in before})
+    assert [device.slowed for device in slowed.devices] == [1, 3, 1]
+    again = slowed.slowed_by({"01": 6.0, "unknown": 2.0}).slowed_by({})
+    assert dict(estimate(plan, SMALL, again, SHORT).device_s) == pytest.approx(before)
+    unmeasured = replace(devices.devices[0], rates=None)
+    assert unmeasured.slowed_by(2.0) == unmeasured
+    with pytest.raises(ValueError, match="slowed of device"):
+        replace(unmeasured, slowed=0.0)

@@ -25,7 +25,7 @@ from edge.protocol.kept_files import AllKept, Keep, KeptFiles
 from edge.protocol.lease import Lease
 from edge.protocol.messages import FRAMES, Connect, Done, Missing, Opened, RunStep
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
-from edge.protocol.step_times import ExpectedStep, ShardTimes, StepTimes
+from edge.protocol.step_times import ExpectedStep, ShardTimes, StepTimes, TokenSteps
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.transport import Frame, WireRule
@@ -154,6 +154,7 @@ FRAMES_SENT = (
     messages.SaveState(session="s", request="r", tokens=3, place=1),
     messages.Finish(session="s", request="r"),
     messages.Measure(session="s"),
+    messages.CountSteps(session="s"),
     messages.Observed(session="s", run=3),
     messages.Close(session="s", parks=True),
     messages.Waits(stage=1, rank=0, received=7, silent_s=1.25),
@@ -222,6 +223,7 @@ ANSWERS = (
         prompt=StepTimes(), decode=StepTimes(steps=2, compute_s=0.5), resident_bytes=1,
         peak_bytes=2, kv_written_bytes=3,
     ),
+    TokenSteps(steps=3, rows=4, tokens=5, compute_s=0.5),
     messages.Gram(content=b"\0\0\x80?"),
     messages.HeldPrefix(pieces=bytes(12)),
     messages.PrefixPieces(content=b"\0\1\2\3\4"),
