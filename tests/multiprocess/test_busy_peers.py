@@ -41,7 +41,9 @@ OPTIONS = edge.LoadOptions(
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rates by which a layer takes LAYER_S. Windows are short."""
     with Checkpoint.open(MODEL) as checkpoint:
-        layer_bytes = facts_of(checkpoint, OPTIONS).kinds[0].weight_bytes
+        layer_bytes = (
+            facts_of(checkpoint, OPTIONS, OPTIONS.limits(checkpoint.spec)).kinds[0].weight_bytes
+        )
     per_byte = (LAYER_S / layer_bytes,) * 2
     rates = replace(
         PROFILE.rates,

@@ -46,6 +46,7 @@ class Planned:
     cluster: ClusterSpec = field(default=CLUSTER)
     choice: Choice = field(default_factory=lambda: Choice(plan=None))
     is_rough: bool = False
+    limits: Any = field(default_factory=lambda: SimpleNamespace(windows=0))
 
     @property
     def plan(self) -> Any:
