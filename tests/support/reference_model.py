@@ -78,6 +78,8 @@ class ReferenceModel:
         self.dtype, self.block_size = dtype, block_size
         weights = checkpoint.llama_weights
         self._table = weights["model.embed_tokens.weight"]
+        for name in [each for each in weights if each.endswith("kv_b_proj.weight")]:
+            weights = {**weights, **self._of_heads(name, weights[name])}
         self._weights = {
             name: self._rounded(name, weight) if weight.ndim == 2 else weight
             for name, weight in weights.items()
@@ -88,6 +90,8 @@ class ReferenceModel:
         given = self.block_size
         if name.removesuffix(".weight").endswith(_FLOATS):
             return FLOAT_BITS, 1
+        if ".kv_b_proj.keys." in name and self.dtype != "float32":
+            return 8, 32
         if self.dtype in ("int3", "int2"):
             return self._held_in_few_bits(name)
         if self.dtype != "int4":
@@ -181,32 +185,53 @@ class ReferenceModel:
         product = self._linear(gate * inputs, f"{prefix}token_output")
         return self._norm(product, f"{prefix}token_post_norm")
 
-    def _latent_heads(self, x: Array, part: Attention, prefix: str) -> tuple[Array, Array, Array]:
-        """Queries, keys and values [tokens, heads, size]; what turns comes first."""
+    def _latent_attention(self, x: Array, part: Attention, prefix: str) -> Array:
+        """A query is multiplied with its head's keys, and what it mixes with its head's values."""
         latent, count = part.latent, part.num_heads
         assert latent is not None
         made_of, shared = np.split(self._linear(x, f"{prefix}kv_a_proj"), [latent.rank], axis=-1)
         weight = self._weights[f"{prefix}kv_a_layernorm.weight"]
         made_of = rms_norm(made_of, weight, epsilon=1e-6)
-        both = self._heads(made_of, f"{prefix}kv_b_proj", count)
-        own, value = np.split(both, [part.head_size - latent.shared_size], axis=-1)
-        shared = np.repeat(shared[:, None], count, axis=1)
         if latent.query_rank is None:
             query = self._heads(x, f"{prefix}q_proj", count)
         else:
             weight = self._weights[f"{prefix}q_a_layernorm.weight"]
-            made_of = rms_norm(self._linear(x, f"{prefix}q_a_proj"), weight, epsilon=1e-6)
-            query = self._heads(made_of, f"{prefix}q_b_proj", count)
-        query = np.roll(query, latent.shared_size, axis=-1)
-        return query, np.concatenate([shared, own], axis=-1), value
+            given = rms_norm(self._linear(x, f"{prefix}q_a_proj"), weight, epsilon=1e-6)
+            query = self._heads(given, f"{prefix}q_b_proj", count)
+        own, turned = np.split(query, [part.head_size - latent.shared_size], axis=-1)
+        cos, sin = (table[: len(x)] for table in part.rotary.tables(self.spec.context_tokens))
+        turned, shared = (
+            rope(each, cos, sin, interleaved=part.rotary.is_interleaved)
+            for each in (turned, shared[:, None])
+        )
+        name, heads = f"{prefix}kv_b_proj", range(count)
+        of_rows = [self._linear(own[:, head], f"{name}.keys.{head}") for head in heads]
+        rows = np.concatenate([made_of[:, None], shared], axis=-1)
+        mixed = attention(
+            np.concatenate([np.stack(of_rows, axis=1), turned], axis=-1),
+            rows, rows, position=0, scale=part.score_scale,
+        )[..., : latent.rank]  # fmt: skip
+        values = [self._linear(mixed[:, head], f"{name}.values.{head}") for head in heads]
+        return self._linear(np.concatenate(values, axis=-1), f"{prefix}o_proj")
+
+    def _of_heads(self, name: str, weight: Array) -> dict[str, Array]:
+        """The matrices of each head that make keys, transposed, and values, of latent vectors."""
+        part = self.spec.layer(int(name.split(".")[2])).mixer
+        assert isinstance(part, Attention)
+        assert part.latent is not None
+        own = part.head_size - part.latent.shared_size
+        module, found = name.removesuffix(".weight"), {}
+        for head, rows in enumerate(weight.reshape(part.num_heads, -1, part.latent.rank)):
+            found[f"{module}.keys.{head}.weight"] = np.ascontiguousarray(rows[:own].T)
+            found[f"{module}.values.{head}.weight"] = rows[own:]
+        return found
 
     def _attention(
         self, x: Array, part: Attention, prefix: str, of_keys: Array, keys: str
     ) -> Array:
         """of_keys: what the layer `keys` was given, of which keys and values are made."""
         if part.latent is not None:
-            query, key, value = self._latent_heads(x, part, prefix)
-            return self._attended(x, query, key, value, None, part, prefix)
+            return self._latent_attention(x, part, prefix)
         query = self._heads(x, f"{prefix}q_proj", part.num_heads)
         query, gates = np.split(query, 2, axis=-1) if part.output_gate else (query, None)
         key = self._heads(of_keys, f"{keys}k_proj", part.num_kv_heads)
