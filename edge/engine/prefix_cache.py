@@ -103,9 +103,9 @@ class PrefixCache:
         self._facts = prefix_facts(assignment)
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
-        self._has_states = has_states(assignment.model, assignment.kv_dtype)
+        self.has_states = has_states(assignment.model, assignment.kv_dtype)
         sizes = [place.size for place in self.places]
-        self._every, self._largest = 1 if self._has_states else math.gcd(*sizes), max(sizes)
+        self._every, self._largest = 1 if self.has_states else math.gcd(*sizes), max(sizes)
         recipe = assignment.weight_format.recipe
         self._token_bytes = packed_bytes_of_token(assignment.layout, recipe)
         """Weight bytes read for one token: the part of the recomputing cost that depends on the
@@ -168,7 +168,7 @@ class PrefixCache:
             self._unkept[request] = _Unkept()
         self._await_writer()
         most = self._most(chain)
-        if self._has_states:
+        if self.has_states:
             is_new = not known and 0 < point <= most
             return self._restore(form, program, request, point) if is_new else known
         return self._fill(form, program, request, known, most)
@@ -178,7 +178,7 @@ class PrefixCache:
         form, chain = self._form, self._chains[request]
         assert form is not None
         most = self._most(chain)
-        if not self._has_states:
+        if not self.has_states:
             return (), (max(self._stored(place, chain, most) for place in self.places),)
         covered = max(
             len(self._blocks(form, each, chain, most)) * each.size for each in self.places
@@ -269,7 +269,7 @@ class PrefixCache:
             if not there:
                 return True
             unkept.before += there
-        for point in program.saved(request) if self._has_states else ():
+        for point in program.saved(request) if self.has_states else ():
             if point in unkept.points or point > min(len(chain), unkept.end + disk.size - 1):
                 continue
             unkept.points.add(point)
@@ -350,7 +350,7 @@ class PrefixCache:
                 continue
             if not self.store(request, size, end, form.pieces(content.rows), cost):
                 return
-        for point in program.saved(request) if self._has_states else ():
+        for point in program.saved(request) if self.has_states else ():
             content = computed(program, request, size, STATES, point)
             is_new = point <= len(chain) and not self._find(
                 self._memory, chain, form.snapshot, STATES, point

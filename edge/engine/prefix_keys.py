@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from edge.errors import RequestError
 from edge.models.attention import Attention
 from edge.protocol.assignment import Assignment
 from edge.version import __version__
@@ -57,10 +58,13 @@ class TokenChain:
 
     def keys(self, kind: int, end: int) -> Iterator[str]:
         """Keys of a block of so many tokens, or of a snapshot, that ends at token `end`; the own
-        one first."""
+        one first. Raises RequestError if no beginning ends there."""
+        number, rest = divmod(end, self._every)
+        if rest or not 0 < number <= len(self._digests):
+            raise RequestError(f"no beginning of {end} tokens is known")
         for mac in self._macs:
             own = mac.copy()
-            own.update(b"%d" % kind + self._digests[end // self._every - 1])
+            own.update(b"%d" % kind + self._digests[number - 1])
             yield own.hexdigest()
 
     def own_key(self, kind: int, end: int) -> str:

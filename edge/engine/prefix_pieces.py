@@ -35,6 +35,7 @@ class StoredPieces:
         names, num_rows = _names(layout)
         numbers = {name: number for number, name in enumerate(names)}
         tokens, row_bytes, at_point = told = np.zeros((3, len(names)), np.uint32)
+        wants_states = self._cache.has_states and 0 < point <= len(chain)
         for records, size in self._cache.places:
             going = set(names[:num_rows])
             for end in range(size, len(chain) + 1, size):
@@ -46,7 +47,7 @@ class StoredPieces:
                     number = numbers[name]
                     tokens[number] = max(tokens[number], end)
                     row_bytes[number] = sizes[name] // size
-        for records, size in self._cache.places if 0 < point <= len(chain) else ():
+        for records, size in self._cache.places if wants_states else ():
             rest = point % size
             sizes = records.sizes(chain.own_key(STATES, point), self._cache.secret)
             for name in numbers.keys() & sizes.keys():
@@ -70,7 +71,7 @@ class StoredPieces:
         """Receive pieces; with the last ones, store blocks of them and of those that the device has
         itself. Raises RequestError for other tokens, numbers or sizes."""
         request, first, last, content = call.request, call.first, call.last, call.content
-        self._check(call)
+        has_states = self._check(call)
         sizes = self._cache.piece_bytes(last - first)
         names, num_rows = _names(self._cache.layout)
         chosen = _chosen(names, call.pieces)
@@ -88,7 +89,7 @@ class StoredPieces:
         others = [name for name in names if name not in received]
         received |= self._gather(call, others, names[num_rows:])
         rows = names[:num_rows]
-        wanted = names if call.has_states else rows
+        wanted = names if has_states else rows
         if any(len(received.get(name, b"")) != sizes[name] for name in wanted):
             return
         by_token = {name: received[name].reshape(last - first, -1) for name in rows}
@@ -98,30 +99,32 @@ class StoredPieces:
                 name: each[end - size - first : end - first] for name, each in by_token.items()
             }
             self._cache.store(request, size, end, block)
-        if call.has_states:
+        if has_states:
             rest = last % size
             snapshot = {name: each[last - first - rest :] for name, each in by_token.items()}
             states = {name: received[name] for name in names[num_rows:]}
             self._cache.store(request, STATES, last, snapshot | states)
 
-    def _check(self, call: ReadPrefix | PutPrefix) -> None:
+    def _check(self, call: ReadPrefix | PutPrefix) -> bool:
+        """Whether states are wanted, of a model that has some."""
         tokens = len(self._cache.chain(call.request))
         most = min(tokens, call.first + MOST_PREFIX_TOKENS)
         if call.first % MOST_PREFIX_TOKENS or not 0 <= call.first < call.last <= most:
             raise RequestError(f"tokens {call.first} to {call.last} of a prompt of {tokens}")
+        return call.has_states and self._cache.has_states
 
     def _gather(
         self, call: ReadPrefix | PutPrefix, names: Collection[str], states: Collection[str]
     ) -> dict[str, Bytes]:
         """Those of these pieces of which one place has all that is wanted. states: those of them
         that are not of tokens."""
-        self._check(call)
+        has_states = self._check(call)
         chain, found = self._cache.chain(call.request), dict[str, Bytes]()
         for records, size in self._cache.places:
-            if call.first % size or (call.last % size and not call.has_states):
+            if call.first % size or (call.last % size and not has_states):
                 continue
             ends = [(size, end) for end in range(call.first + size, call.last + 1, size)]
-            ends += [(STATES, call.last)] if call.has_states else []
+            ends += [(STATES, call.last)] if has_states else []
             left = [name for name in names if name not in found]
             parts = [records.take(chain.own_key(*end), left, self._cache.secret) for end in ends]
             for name in left:

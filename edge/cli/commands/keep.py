@@ -48,6 +48,8 @@ def _read(file: Path) -> str:
             content = opened.read(MOST_DOCUMENT_BYTES + 1)
         return content.decode()
     except OSError as error:
-        raise RequestError(f"{file} cannot be read: {error.strerror}") from error
+        raise RequestError(
+            f"{file} cannot be read: {error.strerror}", remedy="give a file that you may read"
+        ) from error
     except UnicodeDecodeError as error:
         raise RequestError(f"{file} is no text in UTF-8", remedy="convert it first") from error
