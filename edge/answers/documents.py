@@ -1,9 +1,8 @@
 """Kept documents: texts that conversations begin with, by name, private to their user.
 
 A document is the beginning of the system message (of the user's first message, for chat templates
-that have none), so prompts with the same documents in the same
-order begin with the same tokens. Peers then find the keys and values of these tokens in their
-prefix caches.
+that have none), so prompts with the same documents in the same order begin with the same tokens.
+Peers then find the keys and values of these tokens in their prefix caches.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class DocumentFolder:
                 f"no document {shown(name)} is kept here",
                 remedy="`edge cache documents` lists them, `edge keep` keeps one",
             ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, OverflowError, KeyError, TypeError) as error:
             raise RequestError(
                 f"the document {name} cannot be read: {error}", remedy="keep it again"
             ) from error

@@ -249,8 +249,16 @@ class CacheMoves:
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         """Begin a request with the first N tokens of `source`. Returns N, or 0 if that fails.
 
-        moves: `source` is empty afterwards. Raises RequestError if every slot is taken.
+        moves: `source` is gone afterwards, also if that fails. Raises RequestError if every slot is
+        taken.
         """
+        found = self._taken(request, source, tokens, moves=moves)
+        if moves and not found and request != source:
+            self._pool.release(source)
+            self.drop(source)
+        return found
+
+    def _taken(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         has = source in self._pool and self.is_inside(source)
         if not has or request in self._pool or request in self._away:
             return 0
@@ -258,6 +266,8 @@ class CacheMoves:
             return 0
         slot, place = self._pool.open(source), self._place_of(source, tokens)
         if moves:
+            if not self._make_room(0, self._pool.window_bytes_of(tokens), spared=place):
+                return 0
             self._load_states(slot, place)
             saved = {each: of for each, of in self._saved_of(source).items() if of <= tokens}
             for each in saved:

@@ -6,6 +6,7 @@ Received pieces become blocks of its prefix cache in memory, so the prefix is fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -14,7 +15,12 @@ from numpy.typing import NDArray
 from edge.engine.prefix_cache import MEMORY_BLOCK_TOKENS, PrefixCache
 from edge.engine.prefix_keys import STATES
 from edge.errors import RequestError
-from edge.protocol.messages import MOST_PREFIX_TOKENS, PutPrefix, ReadPrefix
+from edge.protocol.messages import (
+    MOST_COPY_BYTES,
+    MOST_PREFIX_TOKENS,
+    PutPrefix,
+    ReadPrefix,
+)
 from edge.weights.cache_layout import row_pieces, state_pieces
 from edge.weights.layout import ShardLayout
 
@@ -60,11 +66,11 @@ class StoredPieces:
         return told
 
     def read(self, call: ReadPrefix, layout: ShardLayout) -> bytes:
-        """The bytes of pieces, without those that are not stored. Raises RequestError for other
-        tokens or numbers."""
+        """The bytes of pieces, without those that are not stored. Raises RequestError for tokens
+        outside the prompt, unknown numbers, or more than fits into an answer."""
         names, num_rows = _names(layout)
         chosen = _chosen(names, call.pieces)
-        found = self._gather(call, chosen, names[num_rows:])
+        found = self._gather(call, chosen, names[num_rows:], most_bytes=MOST_COPY_BYTES)
         return b"".join(found[name].tobytes() for name in chosen if name in found)
 
     def put(self, call: PutPrefix) -> None:
@@ -114,10 +120,15 @@ class StoredPieces:
         return call.has_states and self._cache.has_states
 
     def _gather(
-        self, call: ReadPrefix | PutPrefix, names: Collection[str], states: Collection[str]
+        self,
+        call: ReadPrefix | PutPrefix,
+        names: Collection[str],
+        states: Collection[str],
+        *,
+        most_bytes: float = math.inf,
     ) -> dict[str, Bytes]:
         """Those of these pieces of which one place has all that is wanted. states: those of them
-        that are not of tokens."""
+        that are not of tokens. Raises RequestError for more bytes, before they are read."""
         has_states = self._check(call)
         chain, found = self._cache.chain(call.request), dict[str, Bytes]()
         for records, size in self._cache.places:
@@ -126,6 +137,9 @@ class StoredPieces:
             ends = [(size, end) for end in range(call.first + size, call.last + 1, size)]
             ends += [(STATES, call.last)] if has_states else []
             left = [name for name in names if name not in found]
+            sizes = [records.sizes(chain.own_key(*end), self._cache.secret) for end in ends]
+            if sum(each.get(name, 0) for each in sizes for name in left) > most_bytes:
+                raise RequestError("more pieces of a prefix than an answer has room for")
             parts = [records.take(chain.own_key(*end), left, self._cache.secret) for end in ends]
             for name in left:
                 some = parts[-1:] if name in states else parts

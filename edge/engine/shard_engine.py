@@ -364,6 +364,7 @@ class ShardEngine:
             if self.layout.is_last_stage:
                 self._choice.recall(request, ids)
             if source is not None:
+                program.release(request)  # an earlier look may have filled it
                 found = program.take(request, source, tokens, moves=moves)
             points: tuple[int, ...] = ()
             stored: tuple[int, ...] = ()

@@ -92,6 +92,7 @@ class PeerEvents:
     def cancel(self, id: str) -> None:
         """Forget an answer and have scheduling free it. An unknown id is ignored."""
         self._exchanged.discard(id)
+        self._new_matches.discard(id)
         if self._answers.forget(id) is not None:
             self._tell(events.Cancelled(id))
 
@@ -230,8 +231,11 @@ class PeerEvents:
             has_moved = await exchange.even_out(request, found)
         except EdgeError as error:  # a lost peer is noticed elsewhere
             _log.info("a prefix is computed again: %s", error)
+        except Exception:
+            _log.exception("exchanging a prefix failed; it is computed again")
         if has_moved:
-            self._exchanged.add(request)
+            if self._answers.get(request) is not None:
+                self._exchanged.add(request)
             self._tell(events.PrefixMoved(request=request))
         else:
             self._found_prefix(request, found.values())
@@ -239,10 +243,11 @@ class PeerEvents:
     def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
         said = self._connections.seat_of(client), event
         request, answer = event.request, self._answers.get(event.request)
-        most = max(event.tokens, *event.points, 0)
+        told = (event.tokens, *event.points, *event.stored)
+        most = max(told)
         if answer is not None and most > most_found(len(answer.terms.prompt)):
             raise ProtocolError(f"{most} tokens known of a prompt of {len(answer.terms.prompt)}")
-        if min(event.tokens, *event.points, 0) < 0:
+        if min(told) < 0:
             raise ProtocolError("fewer tokens than none")
         found = self.prefix_matches.add(request, client, said)
         if found is None:

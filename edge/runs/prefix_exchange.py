@@ -150,6 +150,8 @@ class PrefixExchange:
             return None
         most = np.max([own, *others.values()], axis=0)
         is_row = most[1] > 0
+        if (most[0][~is_row] > 0).any():
+            return None  # tokens of no bytes
         if point:
             if not most[2].all():
                 return None

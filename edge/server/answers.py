@@ -260,7 +260,10 @@ class Answers:
     async def _prompts(self, model: AsyncModel, question: Question) -> Sequence[Sequence[int]]:
         """Token ids of each prompt."""
         tokenizer = model.tokenizer
-        texts = [self._document(name) for name in question.options.context]
+        names = question.options.context
+        if len(set(names)) < len(names):
+            raise Refusal(400, "context names a document twice", param="context")
+        texts = [self._document(name) for name in names]
         if not question.messages:
             if texts:
                 why = "begins a conversation; ask for one, or leave it out"

@@ -344,6 +344,11 @@ def a_beginning_is_taken_over_or_shared(kind: Kind) -> None:
             assert program.take("e", "d", 8, moves=False) == 0, "there is no memory for both"
             assert program.take("e", "d", 2, moves=True) == 2
             assert compute(program, chunk("e", tuple(range(8)), 2)).size
+            program.release("e")
+            for name in ("f", "g"):
+                compute(program, chunk(name, (1, 2, 3), rows=0))
+            assert program.take("g", "f", 2, moves=True) == 0, "it has begun"
+            assert program.rows("f", 0, 2) is None, "nobody would drop it"
 
 
 def a_beginning_that_was_shared_is_shared_again_or_swapped_out_before_its_first_step(

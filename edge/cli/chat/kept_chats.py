@@ -73,8 +73,8 @@ class KeptChats:
     def ids(self) -> list[str]:
         """Ids of all kept conversations, the last one first."""
         found: list[tuple[int, str]] = []
-        with contextlib.suppress(OSError):
-            for path in self._folder.glob(f"*{_SUFFIX}"):
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):  # it is gone meanwhile
                 if _ID.fullmatch(path.stem):
                     found.append((path.stat().st_mtime_ns, path.stem))
         return [id for _time, id in sorted(found, reverse=True)]

@@ -92,7 +92,11 @@ class DevicePace:
     def _parts(self, since: Mapping[Seat, TokenSteps]) -> dict[str, DeviceSteps]:
         """The devices' parts of these steps. A device may have several shards."""
         steps = min(each.steps for each in since.values())
-        if steps <= 0:
+        is_whole = all(
+            each.rows >= each.steps > 0 and each.tokens > 0 and each.compute_s >= 0
+            for each in since.values()
+        )
+        if not is_whole:  # nothing was computed, or a device tells counters that cannot be
             return {}
         first = since[0, 0]
         predicted = self._reloading.forecast.of(

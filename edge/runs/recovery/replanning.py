@@ -78,15 +78,15 @@ class Replanning:
         await asyncio.wait(self._tasks)
 
     async def _watch_pace(self) -> None:
-        try:
-            while self._model.failure is None:
-                await asyncio.sleep(WINDOW_S)
+        while self._model.failure is None:
+            await asyncio.sleep(WINDOW_S)
+            try:
                 await self._pace.look(self._there)
                 if self._changed_pace(self._there):
                     async with self._turn:
                         await self._look_at(self._there)
-        except Exception:
-            _log.exception("watching the pace of devices failed")
+            except Exception:
+                _log.exception("looking at the pace of devices failed")
 
     async def _run(self) -> None:
         try:

@@ -35,6 +35,9 @@ def test_a_conversation_begins_with_documents(path: str) -> None:
         _, status, told = await asked(path, {**body, "context": ["secret"]})
         assert status == 400
         assert "no document 'secret' is served" in json.dumps(told)
+        _, status, told = await asked(path, {**body, "context": ["law", "law"]})
+        assert status == 400
+        assert "twice" in json.dumps(told)
 
     asyncio.run(main())
 
