@@ -243,12 +243,7 @@ class PeerEvents:
     def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
         said = self._connections.seat_of(client), event
         request, answer = event.request, self._answers.get(event.request)
-        told = (event.tokens, *event.points, *event.stored)
-        most = max(told)
-        if answer is not None and most > most_found(len(answer.terms.prompt)):
-            raise ProtocolError(f"{most} tokens known of a prompt of {len(answer.terms.prompt)}")
-        if min(told) < 0:
-            raise ProtocolError("fewer tokens than none")
+        _check_tokens(event, None if answer is None else len(answer.terms.prompt))
         found = self.prefix_matches.add(request, client, said)
         if found is None:
             return
@@ -290,6 +285,15 @@ class PeerEvents:
                     f"nothing that it sends to {to} has arrived there for {waited_s:.1f} s",
                 )
             )
+
+
+def _check_tokens(event: messages.PrefixMatched, prompt_tokens: int | None) -> None:
+    """Raises ProtocolError for tokens that a prompt of this length does not have."""
+    told = (event.tokens, *event.points, *event.stored)
+    if prompt_tokens is not None and max(told) > most_found(prompt_tokens):
+        raise ProtocolError(f"{max(told)} tokens known of a prompt of {prompt_tokens}")
+    if min(told) < 0:
+        raise ProtocolError("fewer tokens than none")
 
 
 def _outcome(
