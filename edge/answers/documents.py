@@ -56,7 +56,8 @@ class DocumentFolder:
         Raises RequestError for a bad name or too long a text, StoreError if the disk fails.
         """
         check_document(name, text)
-        if name not in self.names() and len(self.names()) >= MOST_DOCUMENTS:
+        others = set(self.names()) - {name}
+        if len(others) >= MOST_DOCUMENTS:
             raise RequestError(
                 f"{MOST_DOCUMENTS} documents are kept already",
                 remedy="`edge cache drop NAME` removes one",
@@ -87,10 +88,7 @@ class DocumentFolder:
                 kept_s=float(told["kept_s"]),
             )
         except FileNotFoundError:
-            raise RequestError(
-                f"no document {shown(name)} is kept here",
-                remedy="`edge cache documents` lists them, `edge keep` keeps one",
-            ) from None
+            raise _unknown(name) from None
         except (OSError, ValueError, OverflowError, KeyError, TypeError) as error:
             raise RequestError(
                 f"the document {name} cannot be read: {error}", remedy="keep it again"
@@ -108,9 +106,10 @@ class DocumentFolder:
 
     def remove(self, names: Collection[str]) -> None:
         """Remove documents. Raises RequestError, and removes none, if one is not kept."""
+        kept = self.names()
         for name in names:
-            if name not in self.names():
-                self.read(name)  # which says so
+            if name not in kept:
+                raise _unknown(name)
         for name in names:
             try:
                 self._path(name).unlink(missing_ok=True)
@@ -123,6 +122,13 @@ class DocumentFolder:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
+
+
+def _unknown(name: str) -> RequestError:
+    return RequestError(
+        f"no document {shown(name)} is kept here",
+        remedy="`edge cache documents` lists them, `edge keep` keeps one",
+    )
 
 
 def check_document(name: str, text: str) -> None:

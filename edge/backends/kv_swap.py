@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -145,12 +146,12 @@ class Pool(Protocol):
         ...
 
 
-class WithoutWindows:
+class WithoutWindows(ABC):
     """The part of a Pool about windows, of pools that have none."""
 
     @property
-    def can_cut(self) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def can_cut(self) -> bool: ...
 
     @property
     def rewinds(self) -> bool:
@@ -160,8 +161,8 @@ class WithoutWindows:
     def window_bytes(self) -> int:
         return 0
 
-    def length(self, slot: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def length(self, slot: int) -> int: ...
 
     def can_cut_to(self, slot: int, tokens: int) -> bool:
         length = self.length(slot)
@@ -175,6 +176,7 @@ class WithoutWindows:
 
     def drop_saved(self, place: int) -> None:
         """Does nothing: places keep their memory."""
+        return
 
 
 class CacheMoves:

@@ -34,7 +34,7 @@ from edge.engine.prefix_content import PrefixForm, computed
 from edge.engine.prefix_keys import STATES, TokenChain, prefix_facts
 from edge.errors import RequestError
 from edge.memory.recomputing import effort
-from edge.memory.step_memory import has_states
+from edge.memory.step_memory import rewinds
 from edge.offload import Pieces, PrefixMemory, PrefixPart, PrefixRecords, PrefixStore
 from edge.protocol.assignment import Assignment
 from edge.protocol.messages import MOST_POINTS, MOST_PREFIX_TOKENS
@@ -103,7 +103,7 @@ class PrefixCache:
         self._facts = prefix_facts(assignment)
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
-        self.has_states = has_states(assignment.model, assignment.kv_dtype)
+        self.has_states = rewinds(assignment.model, assignment.kv_dtype)
         sizes = [place.size for place in self.places]
         self._every, self._largest = 1 if self.has_states else math.gcd(*sizes), max(sizes)
         recipe = assignment.weight_format.recipe

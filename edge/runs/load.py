@@ -119,7 +119,6 @@ def scheduling_state(
             chunk_tokens=chunk,
             logit_chunk_tokens=rows_at_once(spec.vocab_size),
             state_chunk_tokens=rows_at_once(spec.hidden_size),
-            asks_peers=True,
             rows_agree=rows_agree,
             batches_agree=batches_agree,
             drafts=_most_drafted(load) if rows_agree else 0,

@@ -45,16 +45,13 @@ class PrefixReuse:
         saved: SavedStates | None,
         *,
         chunk_tokens: int,
-        asks_peers: bool,
     ) -> None:
-        """active: the requests under way. saved: None unless layers have states. asks_peers:
-        whether peers may have more prefixes than are known here."""
+        """active: the requests under way. saved: None unless layers have states."""
         self._active = active
         self._residency = residency
         self._prefixes = prefixes
         self._saved = saved
         self._chunk_tokens = chunk_tokens
-        self._asks_peers = asks_peers
         self._saves: list[Save] = []
         self._kept: dict[str, KeptCache] = {}
         self._never_kept: list[str] = []
@@ -106,7 +103,7 @@ class PrefixReuse:
                 singly=found.singly,
             )
         most = self._prefixes.whole_units(len(prompt) - SHORTEST_STEP, ())
-        if self._asks_peers and most >= self._prefixes.fewest_tokens:
+        if most >= self._prefixes.fewest_tokens:
             return Match(prompt=prompt, salt=entry.salt, tokens=entry.point)
         return None
 

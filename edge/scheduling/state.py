@@ -33,8 +33,6 @@ class SchedulingLimits:
     """Most tokens in a step that reports all logits."""
     state_chunk_tokens: int = MAX_CHUNK_TOKENS
     """Most tokens in a step that reports hidden states."""
-    asks_peers: bool = False
-    """Peers may have prefixes that this coordinator does not know: of earlier loads, or on disk."""
     rows_agree: bool = False
     """A row is the same in every step of an even number of tokens, so a prompt may be cut behind
     any two tokens."""
@@ -120,7 +118,6 @@ class SchedulingState:
                 prefixes,
                 saved,
                 chunk_tokens=limits.chunk_tokens,
-                asks_peers=limits.asks_peers,
             )
         return cls(limits, residency, reuse, active)
 

@@ -131,7 +131,7 @@ def answered(program: StageProgram, sizes: Sequence[int], name: str = "r") -> Ar
 
 
 def check_against_all_tokens(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
-    """Whatever the steps, the logits are those of layers that keep all tokens."""
+    """Logits are those of layers that keep all tokens, in steps of any length."""
     with loaded(backend, folder, SPEC, kv_dtype=kv_dtype) as program:
         expected = answered(program, [2])
     with loaded(backend, folder, WINDOWED, kv_dtype=kv_dtype) as program:

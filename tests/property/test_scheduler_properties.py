@@ -368,7 +368,7 @@ def everything_is_computed_once_and_in_order(
     turn: int,
     small_memory: int | None,
     full_after: int | None,
-    known: int | None,
+    known: int,
     page: int,
     most_kept: int,
     rows_agree: bool,
@@ -389,15 +389,12 @@ def everything_is_computed_once_and_in_order(
         held=lambda tokens: -(-tokens // page) * page,
         most_kept=most_kept,
     )
-    if places:
-        known = None  # states are those of this session
     saved = SavedStates(places, apart_tokens=fewest, part_tokens=9) if places else None
     scheduler = Steps(
         residency,
         chunk_tokens=chunk,
         logit_chunk_tokens=logit_chunk,
         stages=stages,
-        asks_peers=known is not None,
         prefixes=(
             PrefixCacheIndex(
                 chunk_tokens=chunk,
@@ -414,7 +411,9 @@ def everything_is_computed_once_and_in_order(
         drafts=drafts,
         memory_tokens=capacity,
     )
-    peers = Peers(scheduler, capacity, requests, stages, disk, known or 0, drafts=drafts)
+    peers = Peers(
+        scheduler, capacity, requests, stages, disk, 0 if places else known, drafts=drafts
+    )
     peers.most_kept, peers.is_strict, peers.places = most_kept, is_strict, places
     moves = 0
 
@@ -467,7 +466,7 @@ def everything_is_computed_once_and_in_order(
     turn=st.integers(1, 9),
     small_memory=st.one_of(st.none(), st.integers(8, 37)),
     full_after=st.one_of(st.none(), st.integers(0, 5)),
-    known=st.one_of(st.none(), st.integers(0, 20)),
+    known=st.integers(0, 20),
     page=st.sampled_from([1, 3, 16]),
     most_kept=st.integers(0, 3),
     rows_agree=st.booleans(),
@@ -511,7 +510,7 @@ def test_answers_with_guesses_are_computed_again_in_the_same_steps(**drawn: Any)
         **drawn,
         logit_chunk=4,
         full_after=None,
-        known=None,
+        known=0,
         rows_agree=True,
         fewest=2,
         is_strict=False,
@@ -548,7 +547,7 @@ def test_whoever_begins_with_a_state_finds_it(**drawn: Any) -> None:
         turn=4,
         small_memory=None,
         full_after=None,
-        known=None,
+        known=0,
         page=1,
         fewest=2,
     )

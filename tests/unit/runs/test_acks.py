@@ -217,7 +217,7 @@ def test_a_peer_that_hangs_up() -> None:
     assert results.errors[0].peer == "odd"
 
 
-async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeError]:
+async def run_on_two(odd: Behaviour, *, has_prefixes: bool = False) -> list[EdgeError]:
     """Two requests that take turns in the memory of two stages, of which the second samples.
 
     The first stage's peer behaves as it is told to; the second answers steps and nothing else.
@@ -239,9 +239,9 @@ async def run_on_two(odd: Behaviour, *, asks_peers: bool = False) -> list[EdgeEr
             await channel.send(Frame("tokens", header))
 
     state = SchedulingState.new(
-        SchedulingLimits(stages=2, chunk_tokens=4, logit_chunk_tokens=4, asks_peers=asks_peers),
+        SchedulingLimits(stages=2, chunk_tokens=4, logit_chunk_tokens=4),
         Residency(memory_tokens=14, disk_tokens=100, requests=4, quantum_tokens=2),
-        PrefixCacheIndex(chunk_tokens=2, fewest_tokens=2) if asks_peers else None,
+        PrefixCacheIndex(chunk_tokens=2, fewest_tokens=2) if has_prefixes else None,
     )
     async with peer(odd, "odd") as first, peer(sample, "fine") as second:
         model = PlanRun(plan(2), vocab_size=VOCAB, hidden_size=4, on_end=fail_all)
@@ -279,7 +279,7 @@ def test_a_peer_that_answers_twice_does_not_stand_in_for_another(
             for _ in range(2):
                 await channel.send(Frame(answer.kind, header))
 
-    for error in asyncio.run(run_on_two(behave, asks_peers=question == "match_prefix")):
+    for error in asyncio.run(run_on_two(behave, has_prefixes=question == "match_prefix")):
         why = "this peer was not asked about the request, or has answered already"
         assert str(error) == f"peer odd: sent a malformed {answer.kind!r}: {why}"
 

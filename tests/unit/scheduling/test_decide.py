@@ -24,7 +24,7 @@ def scheduler(
     disk: int = 0,
     requests: int = 8,
     stages: int = 1,
-    asks_peers: bool = False,
+    has_prefixes: bool = False,
     rows_agree: bool = False,
     batches_agree: bool = False,
     drafts: int = 0,
@@ -41,8 +41,9 @@ def scheduler(
         chunk_tokens=chunk,
         logit_chunk_tokens=logit_chunk,
         stages=stages,
-        asks_peers=asks_peers,
-        prefixes=PrefixCacheIndex(chunk_tokens=chunk, fewest_tokens=chunk) if asks_peers else None,
+        prefixes=PrefixCacheIndex(chunk_tokens=chunk, fewest_tokens=chunk)
+        if has_prefixes
+        else None,
         rows_agree=rows_agree,
         batches_agree=batches_agree,
         drafts=drafts,
@@ -425,7 +426,7 @@ def test_no_more_requests_at_once_than_there_are_slots() -> None:
 
 
 def test_a_prompt_is_matched_before_it_is_computed() -> None:
-    steps = scheduler(chunk=2, asks_peers=True)
+    steps = scheduler(chunk=2, has_prefixes=True)
     steps.add("a", [1, 2, 3, 4, 5], new_tokens=1)
     steps.add("short", [1, 2], new_tokens=1)
     orders = steps.decide()
