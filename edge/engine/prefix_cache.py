@@ -23,7 +23,7 @@ import hashlib
 import hmac
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -180,9 +180,10 @@ class PrefixCache:
         most = self._most(chain)
         if not self.has_states:
             return (), (max(self._stored(place, chain, most) for place in self.places),)
-        covered = max(
-            len(self._blocks(form, each, chain, most)) * each.size for each in self.places
-        )
+        covered = most
+        if form.block.names:
+            blocks = self._stored_blocks(form, chain, 0, most)
+            covered = max((end for _place, end, _ids in blocks), default=0)
         points, stored = [], []
         for point in range(1, most + 1):
             keys = tuple(chain.keys(STATES, point))
@@ -226,18 +227,36 @@ class PrefixCache:
         chain, found = self._chains[request], known
         if not form.block.names:
             return most
-        for place in self.places:
-            size = place.size
-            there = self._blocks(form, place, chain, most)
-            first = [each for ids in there for each in ids]
-            place.records.use(first, self._cost(len(there) * size, size))
-            rows, _states = form.room(size)
-            for number in range(found // size, len(there)):
-                if not form.read(place.records, there[number], self.secret, rows):
-                    break
-                program.put_rows(request, number * size, rows)
-                found = (number + 1) * size
+        used: dict[_Place, list[str]] = {}
+        for place, end, there in self._stored_blocks(form, chain, known, most):
+            rows, _states = form.room(place.size)
+            if not form.read(place.records, there, self.secret, rows):
+                break
+            program.put_rows(request, end - place.size, rows)
+            used.setdefault(place, []).extend(there)
+            found = end
+        for place, ids in used.items():
+            place.records.use(ids, self._cost(found, place.size))
         return found
+
+    def _stored_blocks(
+        self, form: PrefixForm, chain: TokenChain, known: int, most: int
+    ) -> Iterator[tuple[_Place, int, tuple[str, ...]]]:
+        """The stored blocks that continue the first `known` of at most `most` tokens, each from the
+        first place that has it: place, last token and records."""
+        found = known
+        while True:
+            ends = ((each, found // each.size * each.size + each.size) for each in self.places)
+            there = (
+                (place, end, self._find(place, chain, form.block, place.size, end))
+                for place, end in ends
+                if end <= most
+            )
+            block = next((each for each in there if each[2]), None)
+            if block is None:
+                return
+            yield block
+            found = block[1]
 
     def keep(self, program: KvStorage) -> Future[bool] | None:
         """Begin to write a computed block or snapshot, unless a write is under way. Returns the
@@ -367,14 +386,6 @@ class PrefixCache:
             return ("",)  # nothing is kept of tokens
         found = (place.records.find(key, part, self.secret) for key in chain.keys(kind, end))
         return next(filter(None, found), ())
-
-    def _blocks(
-        self, form: PrefixForm, place: _Place, chain: TokenChain, most: int
-    ) -> list[tuple[str, ...]]:
-        """Records of the stored blocks of the first `most` tokens, up to the first missing one."""
-        ends = range(place.size, most + 1, place.size)
-        found = (self._find(place, chain, form.block, place.size, end) for end in ends)
-        return list(takewhile(bool, found))
 
     def _most(self, chain: TokenChain) -> int:
         return max(0, min(len(chain) - SHORTEST_STEP, self._most_tokens))
