@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,14 +20,15 @@ from edge.protocol.step import MOST_DRAFTED, Step, StepEntry, StepLimits
 from edge.transport import SoloCollective
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.layout import shard_layout
-from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.processes import run_module
 from tests.support.slow_cases import repeats_are_slow
 from tests.support.specs import few_random_bytes
 
-Make = Callable[..., TinyCheckpoint]
+if TYPE_CHECKING:
+    from tests.support.checkpoints import TinyCheckpoint
+
 ROWS = 1 + MOST_DRAFTED
 LIMITS = StepLimits(context_tokens=96, chunk_tokens=ROWS, requests=ROWS, cached_tokens=256)
 TOKENS = tuple(np.random.default_rng(3).integers(3, 120, 41).tolist())
@@ -112,7 +113,7 @@ def _check_cuts(program: StageProgram) -> None:
     repeats_are_slow([("qwen3_5", "float32"), ("qwen3_5", "int4"), ("lfm2", "int8")], of=[0]),
 )
 def test_bits_are_those_with_other_guesses(
-    family: str, dtype: str, tiny_checkpoint: Make, tmp_path: Path
+    family: str, dtype: str, tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
 ) -> None:
     path = tiny_checkpoint(family).path
     run_module("tests.contract.test_guesses_with_states", path, dtype, tmp_path)

@@ -50,6 +50,11 @@ LAYOUTS: Mapping[str, tuple[tuple[int, Shares], ...]] = {
 """Stages of a model of four layers: (layers, what its shards get)."""
 
 
+def slices(*parts: tuple[range, range]) -> list[LayerSlice]:
+    """Of each kind of layer, by its key and value heads and its columns."""
+    return [LayerSlice(heads=heads, ffn_columns=columns) for heads, columns in parts]
+
+
 def streaming(plan: Plan, count: int) -> Plan:
     """The plan with up to `count` layers of every shard on disk."""
     return replace(
@@ -162,7 +167,7 @@ def _shards(
     return tuple(
         Shard.of_slices(
             next_device(),
-            [LayerSlice(heads=heads[i], ffn_columns=columns[i]) for heads, columns in each],
+            slices(*((heads[i], columns[i]) for heads, columns in each)),
             vocab=vocab[i],
         )
         for i in range(len(vocab))

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from edge.kernels.activation.reference import activated
@@ -41,7 +40,6 @@ from edge.models.spec import ModelSpec
 from edge.partition import Plan
 from edge.weights.formats import weight_format
 from edge.weights.observation import ObservedRun
-from tests.support.checkpoints import TinyCheckpoint
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint
@@ -489,6 +487,8 @@ def uses_by_transformers(
     checkpoint: TinyCheckpoint, texts: Iterable[Sequence[int]], layer: int
 ) -> list[float]:
     """How many of these tokens go through each of a layer's experts."""
+    import torch
+
     block = checkpoint.spec.layer(layer).feed_forward
     assert isinstance(block, Experts)
     uses = np.zeros(block.num_experts)

@@ -8,12 +8,14 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from edge.models.attention import Attention
+from edge.models.families import llama_tensor_name
 from edge.models.gated_mlp import GatedMlp
 from edge.models.rotary import Rotary
-from edge.models.spec import LayerSpec, ModelSpec, by_kind
+from edge.models.spec import LayerSpec, ModelSpec, by_kind, tensor_shapes
 
 _OF_MODEL = (
     "family",
@@ -129,3 +131,13 @@ def few_random_bytes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edge.profiling.random_weights._BLOCK_BYTES", 1 << 18)
         yield
+
+
+def made_up_weights(spec: ModelSpec) -> dict[str, np.ndarray[Any, Any]]:
+    """Random weights of a size that keeps activations near one, by Llama's tensor names."""
+    random = np.random.default_rng(0)
+    weights = {}
+    for role, size in tensor_shapes(spec).items():
+        values = random.standard_normal(size, np.float32)
+        weights[llama_tensor_name(role)] = values / np.float32(size[-1] ** 0.5 if size[1:] else 3)
+    return weights

@@ -32,9 +32,9 @@ from edge.transport import SoloCollective
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
 from tests.support.formats import uniform_format
+from tests.support.plans import slices
 from tests.support.specs import plain_layer, spec_of
 from tests.support.triton_shards import chunk, decode
-from tests.support.unlike_layers import slices
 
 Results = tuple[int, list[NDArray[np.float32]]]
 """How many layers have experts in one node, and what steps give."""

@@ -22,7 +22,7 @@ from edge.memory.model_sizes import model_facts
 from edge.models.experts import Experts, SharedExpert
 from edge.models.families import llama_tensor_name
 from edge.models.gated_mlp import GatedMlp
-from edge.models.spec import LayerSpec, ModelSpec, tensor_shapes
+from edge.models.spec import LayerSpec, ModelSpec
 from edge.offload import DerivedCache, MemoryStore, StoreCorruptError
 from edge.offload.cache.verified_shard import mark_intact
 from edge.partition import Plan, Stage, whole_shard
@@ -31,10 +31,10 @@ from edge.protocol.step import StepLimits
 from edge.weights.float_matrices import FloatSource
 from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
-from tests.support.specs import plain_layer, spec_of
+from tests.support.plans import slices
+from tests.support.specs import made_up_weights, plain_layer, spec_of
 from tests.support.transport_pairs import group
 from tests.support.triton_shards import TritonPlan, chunk, decode, shipped
-from tests.support.unlike_layers import slices
 
 _MIXER = plain_layer(num_heads=4, num_kv_heads=2, head_size=16).mixer
 _ROUTED = Experts(
@@ -57,15 +57,6 @@ SPEC = spec_of([SPARSE, DENSE, SHARED, SPARSE], hidden_size=64, vocab_size=40)
 FORMAT = uniform_format("float32")
 LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_tokens=96)
 NUM_LAYERS = SPEC.num_layers
-
-
-def made_up_weights(spec: ModelSpec = SPEC) -> dict[str, np.ndarray[Any, Any]]:
-    random = np.random.default_rng(0)
-    weights = {}
-    for role, size in tensor_shapes(spec).items():
-        values = random.standard_normal(size, np.float32)
-        weights[llama_tensor_name(role)] = values / np.float32(size[-1] ** 0.5 if size[1:] else 3)
-    return weights
 
 
 def plans(facts: Any) -> dict[str, Plan]:
@@ -161,7 +152,7 @@ def logits(
 
 
 def main(folder: Path, name: str) -> None:
-    source = FloatSource(MemoryStore(made_up_weights()), llama_tensor_name)
+    source = FloatSource(MemoryStore(made_up_weights(SPEC)), llama_tensor_name)
     facts = model_facts(SPEC, FORMAT, name="m", embedding_itemsize=4)
     held = []
     plan = plans(facts)[name]

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
@@ -20,13 +19,11 @@ from edge.backends.registry import open_backend
 from edge.memory.model_sizes import model_facts
 from edge.models.families import llama_tensor_name
 from edge.models.rotary import NO_ROTARY, Rotary
-from edge.models.spec import tensor_shapes
 from edge.offload import DerivedCache, MemoryStore
 from edge.partition import (
     ClusterSpec,
     ComputeRates,
     DeviceSpec,
-    LayerSlice,
     LinkSpec,
     Plan,
     Shard,
@@ -39,8 +36,9 @@ from edge.protocol.step import StepLimits
 from edge.weights.float_matrices import FloatSource
 from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
+from tests.support.plans import slices
 from tests.support.reference_model import ReferenceModel
-from tests.support.specs import plain_layer, spec_of
+from tests.support.specs import made_up_weights, plain_layer, spec_of
 from tests.support.transport_pairs import group
 from tests.support.triton_shards import TritonPlan, chunk, decode, shipped, without_self_check
 
@@ -67,10 +65,6 @@ LIMITS = StepLimits(context_tokens=48, chunk_tokens=32, requests=3, cached_token
 LARGEST_DIFFERENCE = 1e-4
 TOKENS = 8
 """More than the window."""
-
-
-def slices(*parts: tuple[range, range]) -> list[LayerSlice]:
-    return [LayerSlice(heads=heads, ffn_columns=columns) for heads, columns in parts]
 
 
 def stage(layers: range, vocab: int) -> Stage:
@@ -126,16 +120,7 @@ PLANS = {
 }  # fmt: skip
 
 
-def made_up_weights() -> dict[str, np.ndarray[Any, Any]]:
-    random = np.random.default_rng(0)
-    weights = {}
-    for role, size in tensor_shapes(SPEC).items():
-        values = random.standard_normal(size, np.float32)
-        weights[llama_tensor_name(role)] = values / np.float32(size[-1] ** 0.5 if size[1:] else 3)
-    return weights
-
-
-WEIGHTS = made_up_weights()
+WEIGHTS = made_up_weights(SPEC)
 
 
 @contextmanager
