@@ -36,7 +36,11 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 def run_in_loop(main: Coroutine[Any, Any, Result]) -> Result:
     """As `asyncio.run`, in a loop of `new_event_loop`."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(main)
+        try:
+            return runner.run(main)
+        finally:
+            if runner.get_loop() in _waking:
+                _no_longer_wake()
 
 
 def on_signal(loop: asyncio.AbstractEventLoop, number: int, told: Callable[[], object]) -> None:
@@ -70,12 +74,22 @@ def _wake_for_signals(loop: asyncio.AbstractEventLoop) -> None:
     for each in (read, written):
         each.setblocking(False)
     loop.add_reader(read, read.recv, _INPUT_BYTES)
+    _no_longer_wake()  # a loop that has ended
     signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-    for pair in _waking.values():  # of a loop that has ended
-        for each in pair:
-            each.close()
-    _waking.clear()
     _waking[loop] = read, written
+
+
+def _no_longer_wake() -> None:
+    """Close the sockets of `_wake_for_signals`."""
+    if not _waking:
+        return
+    signal.set_wakeup_fd(-1)
+    ((loop, (read, written)),) = _waking.items()
+    if not loop.is_closed():
+        loop.remove_reader(read)
+    read.close()
+    written.close()
+    _waking.clear()
 
 
 def no_longer_on_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:

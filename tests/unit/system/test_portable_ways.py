@@ -142,6 +142,7 @@ def test_a_signal_reaches_the_loop() -> None:
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
     signals.run_in_loop(main())
+    assert signal.set_wakeup_fd(-1) == -1, "the sockets that woke the loop are closed with it"
 
 
 def test_cores_and_memory_are_told() -> None:
