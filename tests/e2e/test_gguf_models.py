@@ -100,8 +100,19 @@ def experts_of_several_types(name: str) -> int:
     return int(Type.Q6_K if "down_exps" in name else Type.Q4_0)
 
 
+MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+
+def every_type_in_turn(name: str) -> int:
+    """Neighbours differ, and the matrices of the four layers have all types between them."""
+    _blk, layer, matrix, *_ = (*name.split("."), "", "")
+    if matrix not in MATRICES:
+        return int(Type.Q8_0)
+    return QUANTISED[(len(MATRICES) * int(layer) + MATRICES.index(matrix)) % len(QUANTISED)]
+
+
 CODES = [
-    *(("llama_in_blocks", kind) for kind in QUANTISED),
+    ("llama_in_blocks", every_type_in_turn),
     ("gemma4_in_blocks", Type.Q4_0),
     ("phi3_in_blocks", Type.Q4_0),
     ("qwen2_moe_in_blocks", experts_of_several_types),

@@ -36,7 +36,7 @@ def _check_long_prompt(cluster: edge.Cluster, folder: Path, family: str, tokens:
     checkpoint = make_checkpoint(folder / family, family, context_tokens=tokens + 2 * _NEW_TOKENS)
     prompt = checkpoint.prompt(tokens)
     replies = []
-    for layout in ("solo", "tensor_3", "mixed_2x2"):
+    for layout in ("solo", "mixed_2x2"):
         plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
         with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
             replies.append(model.generate(prompt, max_new_tokens=_NEW_TOKENS, logprobs=0))

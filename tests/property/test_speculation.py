@@ -17,6 +17,7 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.rules import Bits
 from edge.protocol.step import MOST_DRAFTED, Step, StepEntry
 from tests.support.linked_shards import LIMITS, REPORT_WITHIN_S, VOCAB, Shards, linked, make_plan
+from tests.support.slow_cases import shown_in_parts
 
 PLANS = {
     "solo": make_plan([VOCAB], stage_before=False),
@@ -68,7 +69,18 @@ class ScriptedDrafter:
         pass
 
 
-@pytest.fixture(params=[*PLANS, *(f"{name}, states" for name in PLANS)], scope="module")
+REPEATS = ("mixed", "solo, states", "tensor, states")
+"""The others have every plan, and states with and without shards beside."""
+IN_PARTS = shown_in_parts("property/test_speculation.py")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=IN_PARTS if name in REPEATS else ())
+        for name in (*PLANS, *(f"{name}, states" for name in PLANS))
+    ],
+    scope="module",
+)
 def shards(request: pytest.FixtureRequest) -> Iterator[tuple[Shards, ScriptedDrafter]]:
     """With states: of keys and values in 4 bits, which have remainders."""
     name, _, states = request.param.partition(", ")
