@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from edge.text import Tokenizer
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.further_heads import add_further_head
 from tests.support.plans import bundled_plan, make_plan
+from tests.support.slow_cases import repeats_are_slow
 
 PROMPT = "Where does the cat live? The cat lives in the barn. Where does the cat live?"
 NEW_TOKENS = 40
 SAMPLED = {"temperature": 0.4, "seed": 3, "repetition_penalty": 1.05}
 
 
-@pytest.mark.parametrize("layout", ["solo", "pipeline_3", "tensor_3"])
-@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("layout", "sampling"),
+    repeats_are_slow(product(["solo", "pipeline_3", "tensor_3"], [{}, SAMPLED])),
+)
 def test_tokens_are_those_without_guesses(
     five_peers: edge.Cluster, layout: str, sampling: dict[str, Any]
 ) -> None:
@@ -105,8 +109,9 @@ def white_space() -> dict[int, float]:
     return {token: -100.0 for token, each in held.items() if each and not each.strip()}
 
 
-@pytest.mark.parametrize("layout", ["solo", "mixed_2x2"])
-@pytest.mark.parametrize("sampling", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("layout", "sampling"), repeats_are_slow(product(["solo", "mixed_2x2"], [{}, SAMPLED]))
+)
 def test_what_a_schema_forces_takes_fewer_passes(
     five_peers: edge.Cluster, layout: str, sampling: dict[str, Any]
 ) -> None:
