@@ -36,7 +36,11 @@ NEUTRAL = SamplingParameters(temperature=1.0)
             800,
             marks=shown_in_parts("unit/kernels/test_sampling.py"),
         ),
-        ({"temperature": 0.8, "min_p": 0.05, "top_k": 0}, 400),
+        pytest.param(
+            {"temperature": 0.8, "min_p": 0.05, "top_k": 0},
+            400,
+            marks=shown_in_parts("unit/kernels/test_sampling.py"),
+        ),
         ({}, 200),
     ],
     ids=["top_p", "min_p", "defaults"],

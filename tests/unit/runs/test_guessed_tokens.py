@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ from edge.text.grammar import Grammars, schema_grammar
 from edge.weights.checkpoint import Checkpoint
 from tests.support.null_peers import expected_tokens, load, null_peers
 from tests.support.scripted_peers import Owner, Results, asked
+from tests.support.slow_cases import repeats_are_slow
 
 PATIENCE_S = 120.0
 """Only a test that hangs takes as long."""
 LIMITS = StepLimits(context_tokens=128, chunk_tokens=16, requests=8, cached_tokens=400)
+COUNTS = {"solo": 1, "pipeline_2": 2, "mixed_2x2": 4}
+"""Peers of each layout."""
 NEW_TOKENS = 60
 WHITE = (202, 203, 204, 205, 206, 225)
 """Tokens of white space alone."""
@@ -98,11 +102,9 @@ async def until_it_has(answer: Answer, tokens: int) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("has_states", [False, True])
-@pytest.mark.parametrize(("layout", "count"), [("solo", 1), ("pipeline_2", 2), ("mixed_2x2", 4)])
+@pytest.mark.parametrize(("layout", "has_states"), repeats_are_slow(product(COUNTS, [False, True])))
 def test_answers_that_come_and_go_beside_each_other(
     layout: str,
-    count: int,
     has_states: bool,
     tmp_path: Path,
     spec: ModelSpec,
@@ -115,7 +117,7 @@ def test_answers_that_come_and_go_beside_each_other(
 
     async def main() -> None:
         made = answers(spec, monkeypatch, asks)
-        async with null_peers(tmp_path, count) as daemons:
+        async with null_peers(tmp_path, COUNTS[layout]) as daemons:
             model = await load(daemons, layout, LIMITS, Owner(), tmp_path, has_states=has_states)
             for number, (answer, _sink, _tokens) in enumerate(made):
                 model.submit(answer)
@@ -152,8 +154,10 @@ class Until(Results):
         return False
 
 
-@pytest.mark.parametrize("has_states", [False, True])
-@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "pipeline_3"])
+@pytest.mark.parametrize(
+    ("layout", "has_states"),
+    repeats_are_slow(product(["solo", "pipeline_2", "pipeline_3"], [False, True])),
+)
 def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
     layout: str,
     has_states: bool,
@@ -253,14 +257,14 @@ def led(grammars: Grammars, sink: Results, speculate: Speculation, number: int) 
     return answer
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize(("layout", "count"), [("solo", 1), ("pipeline_2", 2), ("mixed_2x2", 4)])
+@pytest.mark.parametrize(("layout", "number"), repeats_are_slow(product(COUNTS, [0, 1])))
 def test_an_answer_with_a_schema_goes_on_elsewhere(
-    layout: str, count: int, number: int, tmp_path: Path, grammars: Grammars
+    layout: str, number: int, tmp_path: Path, grammars: Grammars
 ) -> None:
     """Alone, then beside another, then on another device; its tokens are those without guesses."""
 
     async def main() -> None:
+        count = COUNTS[layout]
         plain, sink, beside = Results(), Results(), Results()
         async with null_peers(tmp_path, count + 1) as daemons, asyncio.timeout(PATIENCE_S):
             owner = Owner()
