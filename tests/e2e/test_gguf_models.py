@@ -105,10 +105,11 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 
 def every_type_in_turn(name: str) -> int:
     """Neighbours differ, and the matrices of the four layers have all types between them."""
-    _blk, layer, matrix, *_ = (*name.split("."), "", "")
+    layer, _, matrix = name.removeprefix("blk.").removesuffix(".weight").partition(".")
     if matrix not in MATRICES:
         return int(Type.Q8_0)
-    return QUANTISED[(len(MATRICES) * int(layer) + MATRICES.index(matrix)) % len(QUANTISED)]
+    number = len(MATRICES) * int(layer) + MATRICES.index(matrix)
+    return int(QUANTISED[number % len(QUANTISED)])
 
 
 CODES = [
