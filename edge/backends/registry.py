@@ -13,13 +13,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from edge.backends.interface import Backend
+from edge.backends.interface import Backend, ShardWeights, TowerProgram
 from edge.errors import RequestError
 from edge.host.child_answers import NoAnswerError, answer_of
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.gpu_adapters import gpu_adapters, has_webgpu_package
 from edge.host.started_again import edge_command
+from edge.models.towers.tower import Tower
 from edge.protocol.peer_info import BACKENDS
+from edge.weights.formats import WeightFormat
 
 _MOST_S = 60.0
 """Longest time of a measurement of the graphics adapter. A driver compiles kernels in it."""
@@ -82,6 +84,21 @@ def open_backend(name: str, *, threads: int) -> Backend:
     if reason is not None:
         raise RequestError(f"back end {name} cannot run here: {reason}")
     return backend
+
+
+def open_tower(
+    tower: Tower, weights: ShardWeights, weight_format: WeightFormat, *, backend: str, threads: int
+) -> TowerProgram:
+    """Load a tower on a device of this back end. GPUs have no kernels for towers: the processor
+    beside them computes it, by ONNX Runtime.
+
+    weight_format: of `tower_format`. Raises RequestError if an operator computes wrongly here, and
+    CheckpointError for a truncated file.
+    """
+    name = backend if backend == "null" else "ort"
+    opened: Any = _opened(name, threads=threads)
+    program: TowerProgram = opened.load_tower(tower, weights, weight_format)
+    return program
 
 
 def _opened(name: str, *, threads: int) -> Backend:

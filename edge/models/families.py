@@ -72,26 +72,33 @@ class Family:
 WITH_PICTURES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "idefics3": "llama",
     "mistral3": "mistral",
+    "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_vl": "qwen3_vl_text",
+    "smolvlm": "llama",
 }
 """Multimodal models by `model_type`, with the default type of their text part."""
 
 
+_NOT_READ = ("qwen3_vl",)
+
+
 def reads_pictures(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a multimodal model, of which only the text part runs."""
+    """Whether a config.json is of a multimodal model, whose text part is a model of its own."""
     name = values.get("model_type")
     return isinstance(name, str) and name in WITH_PICTURES
 
 
 def note_on(values: Mapping[str, Any]) -> str:
     """A note for the model's user; empty for most."""
-    if not reads_pictures(values):
+    if values.get("model_type") not in _NOT_READ:
         return ""
     return (
         f"models of {values['model_type']} read pictures, too: here their text part runs, and "
-        "pictures are not read"
+        "pictures are not read, because their rows go to several layers"
     )
 
 
@@ -99,13 +106,22 @@ def text_part(values: Mapping[str, Any], *, source: str) -> Mapping[str, Any]:
     """The values of a config.json; of a multimodal model, those of its text part."""
     if not reads_pictures(values):
         return values
+    usual_kind = WITH_PICTURES[values["model_type"]]
     text = Config(values, source=source).mapping("text_config")
-    kind = text.get("model_type", WITH_PICTURES[values["model_type"]])
-    usual = _USUAL_TEXT if kind == "mistral" else {}
-    return {"model_type": kind, **usual, **text}
+    if not text and values["model_type"] == "qwen2_5_vl":  # older files have its values outside
+        text = {**values, "model_type": usual_kind}
+    rope = text.get("rope_scaling")
+    if isinstance(rope, Mapping) and rope.get("type") == "mrope":  # rotation of text is ordinary
+        text = {**text, "rope_scaling": {**rope, "type": "default", "rope_type": "default"}}
+    kind = text.get("model_type", usual_kind)
+    family, usual = _TEXT_PARTS.get(kind, (kind, {})) if isinstance(kind, str) else (kind, {})
+    return {**usual, **text, "model_type": family, READS_PICTURES: True}
 
 
-_USUAL_TEXT = {
+READS_PICTURES = "reads_pictures"
+"""A field beside those of a text part: it belongs to a multimodal model."""
+
+_USUAL_MISTRAL = {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -115,7 +131,14 @@ _USUAL_TEXT = {
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
 }
-"""Mistral's default values, which nested configurations leave out."""
+_USUAL_QWEN = {"max_position_embeddings": 128_000, "rope_theta": 500_000.0}
+_TEXT_PARTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mistral": ("mistral", _USUAL_MISTRAL),
+    "qwen2_5_vl_text": ("qwen2", {}),
+    "qwen3_vl_text": ("qwen3", _USUAL_QWEN),
+}
+"""The family of a text part, and default values that nested configurations leave out, by its
+type."""
 
 
 _MISSING = {

@@ -12,6 +12,7 @@ from edge.errors import CheckpointError, RequestError
 from edge.models.families import read_family
 from edge.models.further_head import FURTHER_FAMILIES, further_head
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
+from edge.models.towers.tower import Tower
 from edge.offload import StoreError, is_gguf, note_model
 from edge.progress import OnProgress
 from edge.text import Tokenizer, TokenizerFiles
@@ -25,6 +26,8 @@ from edge.weights.gguf.form import gguf_in, open_gguf_model
 from edge.weights.hub_cache import display_name, name_of_file
 from edge.weights.lora import with_adapter
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
+from edge.weights.picture_files import PictureFiles
+from edge.weights.tower import TowerForm, check_tower, matrix_roles
 
 
 class Checkpoint:
@@ -151,6 +154,43 @@ class Checkpoint:
         tensors = self._tensors(further_head(self.spec), self._form.further_name)
         return weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
 
+    @property
+    def tower(self) -> Tower | None:
+        """The tower (vision encoder); None: the model reads no pictures, or has a tower that is not
+        known. Reads headers only. Raises CheckpointError for an invalid one."""
+        return None if self._tower is None else self._tower.tower
+
+    @functools.cached_property
+    def _tower(self) -> TowerForm | None:
+        return None if self._form.open_tower is None else self._form.open_tower()
+
+    @property
+    def picture_files(self) -> PictureFiles:
+        """How pictures are prepared for the tower, if there is one."""
+        assert self._tower is not None
+        return self._tower.files
+
+    @property
+    def tower_fingerprint(self) -> str:
+        """A hash that changes with the files of the tower's weights, if there is one. They may be
+        others than the model's."""
+        assert self._tower is not None
+        return self._tower.store.fingerprint
+
+    def tower_source(
+        self, weight_format: WeightFormat, *, cache_root: Path, on_progress: OnProgress
+    ) -> WeightSource:
+        """The weights of the tower, if there is one, in a format of `tower_format`. Raises
+        CheckpointError for tensors that are missing or of another size."""
+        form = self._tower
+        assert form is not None
+        assert weight_format.open_source is not None
+        check_tower(form, self.path)
+        tensors = CheckpointTensors(
+            store=form.store, tensor_name=form.tensor_name, matrices=matrix_roles(form.tower)
+        )
+        return weight_format.open_source(tensors, cache_root=cache_root, on_progress=on_progress)
+
     def _tensors(self, spec: ModelSpec, tensor_name: Callable[[str], str]) -> CheckpointTensors:
         return CheckpointTensors(
             store=self.store,
@@ -164,6 +204,8 @@ class Checkpoint:
         )
 
     def close(self) -> None:
+        if (form := self.__dict__.get("_tower")) is not None:
+            form.store.close()
         self.store.close()
 
     def __enter__(self) -> Checkpoint:

@@ -26,6 +26,8 @@ SMALL_FILES = (
     "generation_config.json",
     "chat_template.jinja",
     "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     MODULES,
     POOLING,
     "LICENSE",

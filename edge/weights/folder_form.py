@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
@@ -35,6 +36,7 @@ from edge.weights.packed.encoding import packed_encoding
 from edge.weights.packed.folder import PackedStore, packed_store, with_quantization
 from edge.weights.packed.mxfp4 import BLOCKS
 from edge.weights.pooling import read_pooling
+from edge.weights.tower import tower_in_folder
 
 CONFIG = "config.json"
 
@@ -49,10 +51,11 @@ _WHOLE_FOLDER = "take the folder as the model's makers publish it, all of it"
 _TEXT_PARTS = (
     ("model.", "lm_head."),
     ("model.language_model.", "lm_head."),
+    ("model.text_model.", "lm_head."),
     ("language_model.model.", "language_model.lm_head."),
     ("", "lm_head."),
 )
-"""Prefixes of the tensors of a text part and of its head: for text models, multimodal models (two
+"""Prefixes of the tensors of a text part and of its head: for text models, multimodal models (three
 kinds), and embedding models, which have no head."""
 
 
@@ -127,6 +130,14 @@ def open_folder(folder: Path) -> CheckpointForm:
         unused_settings=unused_settings(folder),
         pooling=pooling,
         further_name=_further_name(family, spec, name, frozenset(store.names())),
+        open_tower=partial(
+            tower_in_folder,
+            config,
+            folder,
+            store,
+            spec,
+            source=str(source),
+        ),
         read_tokenizer=(lambda: read_tokenizer_files(folder)) if has_tokenizer else None,
     )
 

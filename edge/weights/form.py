@@ -13,6 +13,7 @@ from edge.offload import WeightStore
 from edge.text import TokenizerFiles
 from edge.weights.encoding import Encoding, Rounded
 from edge.weights.pooling import MakersPooling
+from edge.weights.tower import TowerForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,8 @@ class CheckpointForm:
     tensor_name: by role; a tied head is the embedding. end_ids: tokens that end an answer.
     sampling: the publisher's sampling parameters. unused_settings: those that Edge ignores.
     pooling: of embeddings. further_name: of the further head's weights, by role; None
-    without one. read_tokenizer: None without one; raises CheckpointError.
+    without one. open_tower: gives the tower, or None; None for text models; raises CheckpointError.
+    read_tokenizer: None without one; raises CheckpointError.
     """
 
     path: Path
@@ -43,6 +45,7 @@ class CheckpointForm:
     note: str = ""
     unused_settings: tuple[str, ...] = ()
     further_name: Callable[[str], str] | None = None
+    open_tower: Callable[[], TowerForm | None] | None = None
 
 
 def with_tied_head(spec: ModelSpec, tensor_name: Callable[[str], str]) -> Callable[[str], str]:

@@ -125,6 +125,12 @@ class ShardLayout:
         return next(m for m in self.matrices if m.name == name)
 
 
+def looks_up_pictures(layout: ShardLayout, rank: int) -> bool:
+    """Whether a shard of this rank gets the rows of pictures: where shards sum their parts of the
+    embedding, the first one alone."""
+    return layout.is_first_stage and (not rank or not layout.sums_embedding)
+
+
 def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> ShardLayout:
     """The layout of shard `rank` of stage `stage`."""
     this = plan.stages[stage]

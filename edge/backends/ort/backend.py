@@ -18,13 +18,15 @@ from edge.backends.onnx.process import prepare_process
 from edge.backends.onnx.proof import proof
 from edge.backends.onnx.runtime import has_windowed_caches, ort
 from edge.backends.onnx.segments import GraphSegment
-from edge.backends.onnx.self_check import run_self_check
+from edge.backends.onnx.self_check import run_self_check, run_tower_check
 from edge.backends.onnx.speed import decode_seconds
+from edge.backends.onnx.tower import lower_tower
 from edge.backends.ort.arena import Arena, make_arena
 from edge.backends.ort.expert_stacks import Stacks, stacked_kinds, written_stacks
 from edge.backends.ort.open_graphs import OpenGraphs
 from edge.backends.ort.program import OrtProgram
 from edge.backends.ort.streaming import StreamedLayers
+from edge.backends.ort.tower import OrtTower
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
@@ -32,6 +34,7 @@ from edge.host.free_memory import usable_memory_bytes
 from edge.kernels.onnx_graph import CPU, ExternalTensor
 from edge.memory.step_memory import keeps_windows, load_bytes
 from edge.models.spec import WEIGHTS_ON_DISK, WINDOWED_KV, ModelSpec
+from edge.models.towers.tower import Tower
 from edge.offload import KVTier, numpy_dtype
 from edge.protocol.step import StepLimits
 from edge.system.heap import (
@@ -43,6 +46,7 @@ from edge.system.heap import (
 from edge.system.pages import can_put_memory_over_mappings, let_go_of, mappings_of
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
+from edge.weights.tower import tower_layout
 
 _process = threading.Lock()
 _has_arena = False
@@ -221,6 +225,22 @@ class OrtBackend:
             threads=self._threads,
             lends_buffers=weights.lends_buffers,
         )
+
+    def load_tower(
+        self, tower: Tower, weights: ShardWeights, weight_format: WeightFormat
+    ) -> OrtTower:
+        """See `open_tower`."""
+        _prepare_process(self._threads)
+        layout, folder = tower_layout(tower), weights.path.parent
+        arrays = ShardArrays(layout, weights, weight_format)
+        place = _places(layout, arrays, weights, folder)
+        provider = replace(CPU, threads=self._threads)
+        run_tower_check(tower, arrays, _cpu_session, provider=provider)
+        segment = lower_tower(tower, place, weight_format, provider=provider)
+        session = _open_session(segment, folder=str(folder))
+        let_go_of(tuple(mappings_of(weights.path)))
+        release_freed_memory()
+        return OrtTower(tower, session, weights)
 
 
 def _prepare_process(threads: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ from edge.weights.fused_rows import (
 )
 from edge.weights.gguf.blocks import gguf_encoding
 from edge.weights.gguf.linear import linear_parts
+from edge.weights.gguf.tower import MMPROJ, tower_beside
 from edge.weights.pooling import gguf_pooling
 
 _MOST_ROPE_FACTORS = 1 << 16
@@ -62,7 +64,8 @@ def gguf_in(folder: Path) -> Path | None:
 
     Raises CheckpointError for several.
     """
-    found = sorted({first_part(path) for path in folder.glob("*.gguf") if path.is_file()})
+    files = (path for path in folder.glob("*.gguf") if not path.name.startswith(MMPROJ))
+    found = sorted({first_part(path) for path in files if path.is_file()})
     if len(found) > 1:
         raise CheckpointError(
             f"{folder} holds {len(found)} GGUF models ({found[0].name}, {found[1].name}, …)",
@@ -136,6 +139,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
         end_ids=gguf_end_ids(metadata),
         sampling=gguf_sampling(metadata, first.path),
         pooling=gguf_pooling(metadata.get(f"{metadata['general.architecture']}.pooling_type")),
+        open_tower=partial(tower_beside, first.path, spec),
         read_tokenizer=_tokenizer_reader(first.path, metadata),
         own_encoding=_own_encoding(tensors_of_roles, store, spec, shapes, tensor_name, parts),
     )

@@ -1,0 +1,1 @@
+"""Attention of all patches of a tile to each other."""

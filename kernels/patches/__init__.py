@@ -1,0 +1,1 @@
+"""Patches: from pixels to values, and from blocks of patches to rows."""

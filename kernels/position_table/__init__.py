@@ -1,0 +1,1 @@
+"""Learned positions of the patches of a tile."""

@@ -1,0 +1,1 @@
+"""Attention without a mask and without a cache: all rows see all."""
