@@ -8,6 +8,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+
+LENGTH_BYTES = 8
 
 
 def read_time_zone() -> None:
@@ -74,3 +77,19 @@ class TimeLimit:
             return exit_code == -signal.SIGPROF
         else:  # noqa: RET505 - a checker for one system takes the rest for unreachable
             return exit_code == cls.EXIT_CODE
+
+
+def serve(answer: Callable[[bytes], bytes]) -> None:
+    """Answer each request on standard input on standard output, both after their length, under the
+    limits in the arguments of this process: seconds for a request, and bytes of memory."""
+    confine(int(sys.argv[2]))
+    limit = TimeLimit(float(sys.argv[1]))
+    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    while head := requests.read(LENGTH_BYTES):
+        request = requests.read(int.from_bytes(head, "little"))
+        limit.start()
+        reply = answer(request)
+        limit.stop()
+        replies.write(len(reply).to_bytes(LENGTH_BYTES, "little"))
+        replies.write(reply)
+        replies.flush()

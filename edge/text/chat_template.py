@@ -8,17 +8,13 @@ process of its own (`template_process.py`) with limits of time and memory.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from edge.errors import CheckpointError, RequestError
-from edge.system.confinement import TimeLimit
-from edge.system.processes import own_session
+from edge.host.confined_process import ConfinedProcess, Limits
+from edge.text.message_texts import as_parts
 from edge.text.template_turns import template_turns
 
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -29,9 +25,8 @@ _WALL_S = 60.0
 _MEMORY_BYTES = 512 << 20
 _MAX_TEXT_BYTES = 32 << 20
 """Most bytes of the messages, and of the prompt."""
+_PROBE = "Hello"
 _MAX_SOURCE_CHARACTERS = 1 << 20  # the longest published one has 20,000
-_LENGTH_BYTES = 8
-_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 
 
 class ChatTemplate:
@@ -47,7 +42,15 @@ class ChatTemplate:
             )
         self._source = source
         self._origin = origin
-        self._process = _TemplateProcess()
+        self._process = ConfinedProcess(
+            _PROGRAM,
+            Limits(
+                cpu_s=_CPU_S,
+                wall_s=_WALL_S,
+                memory_bytes=_MEMORY_BYTES,
+                reply_bytes=_MAX_TEXT_BYTES,
+            ),
+        )
 
     @property
     def source(self) -> str:
@@ -73,8 +76,9 @@ class ChatTemplate:
         values["add_generation_prompt"] = add_generation_prompt
         try:
             values = _plain_object(values)
-            values["messages"] = template_turns(self._source, [*map(_plain_object, messages)])
-            request = json.dumps({"source": self._source, "values": values}).encode()
+            turns = template_turns(self._source, [*map(_plain_object, messages)])
+            values["messages"] = [*map(as_parts, turns)] if self._needs_parts else turns
+            request = self._request(values)
         except RequestError:
             raise
         except (ValueError, RecursionError) as error:
@@ -86,7 +90,8 @@ class ChatTemplate:
                 f"the chat messages are longer than {_MAX_TEXT_BYTES >> 20} MiB as JSON",
                 remedy="send less",
             )
-        kind, text = self._process.ask(request)
+        kind, content = self._process.ask(request)
+        text = content.decode("utf-8", "surrogatepass")
         if kind == "rendered":
             return text
         if kind == "refused":
@@ -104,116 +109,26 @@ class ChatTemplate:
             remedy=remedy,
         )
 
+    def _request(self, values: Mapping[str, object]) -> bytes:
+        return json.dumps({"source": self._source, "values": values}).encode()
+
+    @cached_property
+    def _needs_parts(self) -> bool:
+        """Whether the template writes the parts of a message, and nothing of a text. Some that take
+        pictures do."""
+        if "image" not in self._source:
+            return False
+        message = {"role": "user", "content": _PROBE}
+        values = {"add_generation_prompt": True, "tools": None, "documents": None}
+        of_text, of_parts = (
+            self._process.ask(self._request({**values, "messages": [each]}))[1]
+            for each in (message, as_parts(message))
+        )
+        return _PROBE.encode() not in of_text and _PROBE.encode() in of_parts
+
     def close(self) -> None:
         """End its process; another chat starts a new one."""
         self._process.close()
-
-
-class _TemplateProcess:
-    """The process that renders templates: thread-safe, one request at a time, started on demand."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._running: subprocess.Popen[bytes] | None = None
-        self._stop: weakref.finalize[..., object] | None = None
-
-    def ask(self, request: bytes) -> tuple[str, str]:
-        """The kind of the reply and its text; "exhausted": a limit ended the process."""
-        with self._mutex:
-            if self._running is None:
-                self._start()
-            process = self._running
-            assert process is not None, "just started"
-            try:
-                reply = _exchange(process, request)
-                kind, _, text = reply.partition(b"\n")
-                return kind.decode(), text.decode("utf-8", "surrogatepass")
-            except (OSError, EOFError, ValueError) as error:
-                self._end()
-                return "exhausted", _cause(process, error)
-            except BaseException:  # the next request must not get this one's reply
-                self._end()
-                raise
-
-    def close(self) -> None:
-        """End the process; the next request starts a new one."""
-        with self._mutex:
-            self._end()
-
-    def _end(self) -> None:
-        if self._stop is not None:
-            self._stop()
-        self._running = self._stop = None
-
-    def _start(self) -> None:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _ENVIRONMENT or name.startswith("PYTHON")
-        }
-        limits = map(str, (_CPU_S, _MEMORY_BYTES, _MAX_TEXT_BYTES))
-        self._running = subprocess.Popen(
-            [sys.executable, "-P", str(_PROGRAM), *limits, str(_PROGRAM.parents[2])],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            cwd="/",
-            env=kept,
-            **own_session(),
-        )
-        self._stop = weakref.finalize(self, _stop, self._running)
-
-
-def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
-    """Send a request and read the reply. Raises EOFError or OSError if the process has ended,
-    ValueError for an invalid reply."""
-    requests, replies = process.stdin, process.stdout
-    assert requests is not None, "a pipe"
-    assert replies is not None, "a pipe"
-    rest = memoryview(len(request).to_bytes(_LENGTH_BYTES, "little") + request)
-    is_late = threading.Event()
-
-    def end_it() -> None:
-        is_late.set()
-        process.kill()
-
-    def read(count: int) -> bytes:
-        content = bytearray()
-        while len(content) < count:
-            part = os.read(replies.fileno(), min(count - len(content), 1 << 20))
-            if not part:
-                raise EOFError
-            content += part
-        return bytes(content)
-
-    limit = threading.Timer(_WALL_S, end_it)  # not every system can wait for pipes with a limit
-    limit.daemon = True
-    limit.start()
-    try:
-        while rest:
-            rest = rest[requests.write(rest) :]
-        length = int.from_bytes(read(_LENGTH_BYTES), "little")
-        if length > _MAX_TEXT_BYTES + 100:
-            raise ValueError(f"it wrote {length:,} bytes")
-        return read(length)
-    except (EOFError, OSError):
-        if is_late.is_set():
-            raise ValueError(f"it did not answer within {_WALL_S:.0f} s") from None
-        raise
-    finally:
-        limit.cancel()
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    with process:  # closes its pipes and waits for it
-        process.kill()
-
-
-def _cause(process: subprocess.Popen[bytes], error: Exception) -> str:
-    if TimeLimit.ended(process.returncode):
-        return f"it takes more than {_CPU_S} s"
-    return str(error) if isinstance(error, ValueError) else ""
 
 
 def _plain_object(message: Mapping[str, object]) -> dict[str, object]:

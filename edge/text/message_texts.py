@@ -1,4 +1,4 @@
-"""Messages with contents as text, from messages with lists of content parts. Pure."""
+"""Messages with contents as text, from messages with lists of parts of text and pictures. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from edge.errors import RequestError, shown
 
 TEXT_PARTS = ("text", "input_text", "output_text")
 """The types of text parts."""
+PICTURE = {"type": "image"}
+"""A picture in messages for a template. Which one it is follows from its place among them."""
 
 _EXAMPLE = '[{"role": "user", "content": "..."}]'
 _OF_TOOLS = ("tool", "ipython", "environment", "observation")
 """The roles of tool results, which templates accept as data, too."""
 
 
-def with_texts(messages: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """The messages with lists of parts joined to texts.
+def with_texts(
+    messages: Sequence[Mapping[str, object]], *, pictures: bool = False
+) -> list[Mapping[str, object]]:
+    """The messages with lists of parts joined to texts; pictures: but for lists with a `PICTURE`.
 
-    Raises RequestError for an invalid list of messages, and for a part that is not text.
+    Raises RequestError for an invalid list of messages, and for other parts than text.
     """
     given: object = messages
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Sequence):
@@ -31,10 +35,18 @@ def with_texts(messages: Sequence[Mapping[str, object]]) -> list[Mapping[str, ob
             "a chat needs at least one message, and there is none",
             remedy="give one with role and content",
         )
-    return [_with_text(each) for each in messages]
+    return [_with_text(each, pictures) for each in messages]
 
 
-def _with_text(message: Mapping[str, object]) -> Mapping[str, object]:
+def as_parts(message: Mapping[str, object]) -> Mapping[str, object]:
+    """The message with a text as a list of one part."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}
+
+
+def _with_text(message: Mapping[str, object], pictures: bool) -> Mapping[str, object]:
     given: object = message
     if not isinstance(given, Mapping):
         raise RequestError(
@@ -51,6 +63,8 @@ def _with_text(message: Mapping[str, object]) -> Mapping[str, object]:
         return message
     if isinstance(content, list | tuple) and all(map(_is_part, content)):
         parts = cast(Sequence[Mapping[str, object]], content)
+        if pictures and PICTURE in parts:
+            return {**message, "content": [_part(each) for each in parts]}
         return {**message, "content": "".join(map(_text_of, parts))}
     if role in _OF_TOOLS:
         return message
@@ -64,11 +78,15 @@ def _is_part(part: object) -> bool:
     return isinstance(part, Mapping) and isinstance(part.get("type"), str)
 
 
+def _part(part: Mapping[str, object]) -> Mapping[str, object]:
+    return part if part == PICTURE else {"type": "text", "text": _text_of(part)}
+
+
 def _text_of(part: Mapping[str, object]) -> str:
     kind, text = part["type"], part.get("text")
     if kind not in TEXT_PARTS:
         raise RequestError(
-            f"a message has a part of type {shown(kind)}, and only text is read",
+            f"a message has a part of type {shown(kind)}, and only text and images are read",
             remedy="leave it out, or describe it in text",
         )
     if not isinstance(text, str):

@@ -49,13 +49,23 @@ class SpecialTexts:
         found = self._outside_answers if role == "assistant" else self._any
         if found is None or not isinstance(role, str):
             return message
-        changed: dict[str, object] = {}
-        for name in _ROLES.get(role, ()):
-            if isinstance(text := message.get(name), str):
-                marked, count = found.subn(lambda each: f"{each[0][0]}{mark}{each[0][1:]}", text)
-                if count:
-                    changed[name] = marked
-        return {**message, **changed} if changed else message
+
+        def marked(value: object) -> object:
+            if isinstance(value, str):
+                return found.sub(lambda each: f"{each[0][0]}{mark}{each[0][1:]}", value)
+            if isinstance(value, list):  # parts of text, and pictures
+                return [
+                    {**part, "text": marked(part["text"])}
+                    if isinstance(part, Mapping) and part.get("type") == "text" and "text" in part
+                    else part
+                    for part in value
+                ]
+            return value
+
+        return {
+            **message,
+            **{name: marked(message[name]) for name in _ROLES.get(role, ()) if name in message},
+        }
 
 
 def pieces_of(prompt: str, mark: str) -> list[str]:

@@ -5,10 +5,8 @@ endless loops or from filling memory: one `'a' * 10**10` is a single instruction
 same process can stop. So the kernel limits the whole process, which writes no files and starts no
 processes.
 
-Reads requests from its standard input and writes a reply to each on its standard output, both after
-8 bytes of length. A request is JSON: {"source": the template, "values": its names}. A reply is a
-line with one word, and text after it: "rendered" and the prompt; "invalid", "refused" or
-"exhausted" and the cause.
+A request is JSON: {"source": the template, "values": its names}. A reply is a line with one word,
+and text after it: "rendered" and the prompt; "invalid", "refused" or "exhausted" and the cause.
 
 Imports almost nothing of Edge: it starts in 0.1 s, most of which is Jinja's.
 """
@@ -19,7 +17,7 @@ import json
 import sys
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -31,27 +29,18 @@ from jinja2.utils import Namespace
 if __name__ == "__main__":
     sys.path.append(sys.argv[4])  # the folder of Edge's package, which may be no usual one
 
-from edge.system.confinement import TimeLimit, confine, read_time_zone
+from edge.system.confinement import read_time_zone, serve
 
-_LENGTH_BYTES = 8
 _LONGEST_CAUSE = 1000
 
 
 def main() -> None:
-    cpu_s, memory_bytes, most_bytes = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     read_time_zone()  # for `strftime_now`
     datetime.now().strftime("%c")
-    confine(memory_bytes)
-    limit = TimeLimit(cpu_s)
-    requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    most_bytes = int(sys.argv[3])
     jinja = environment()
     compiled: dict[str, jinja2.Template] = {}
-    while head := requests.read(_LENGTH_BYTES):
-        text = requests.read(int.from_bytes(head, "little"))
-        limit.start()
-        reply = _reply(jinja, compiled, text, most_bytes)
-        limit.stop()
-        _send(replies, reply)
+    serve(lambda request: _reply(jinja, compiled, request, most_bytes))
 
 
 def _reply(
@@ -81,12 +70,6 @@ def _reply(
 def _failed(kind: bytes, error: Exception) -> bytes:
     cause = (str(error) or type(error).__name__)[:_LONGEST_CAUSE]
     return kind + b"\n" + cause.encode("utf-8", "replace")
-
-
-def _send(replies: BinaryIO, reply: bytes) -> None:
-    replies.write(len(reply).to_bytes(_LENGTH_BYTES, "little"))
-    replies.write(reply)
-    replies.flush()
 
 
 def environment() -> ImmutableSandboxedEnvironment:

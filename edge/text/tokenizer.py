@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -40,6 +41,8 @@ from edge.text.tokenizer_limits import check_model, check_parts, read_parts
 
 _JOINED_PIECES = ("a <", "|b", "c")
 """Pieces that are encoded one by one to see whether a space comes between them."""
+_ROWS = 1 << 32
+"""No token has an id from here on."""
 _LLAMA_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
 # Models whose publishers declare Llama's tokenizer although tokenizer.json holds another one.
@@ -52,6 +55,16 @@ _NOT_LLAMA = frozenset(
         "persimmon", "phi3", "phimoe", "qwen2", "stablelm",
     }
 )  # fmt: skip
+
+
+class PicturePlaces(Protocol):
+    """The pictures of a conversation, as they stand in its prompt."""
+
+    def marked(self, prompt: str) -> str:
+        """The prompt with the tokens of each picture in the place of its mark."""
+
+    def placed(self, ids: Sequence[int]) -> list[int]:
+        """The tokens of a marked prompt with the ids of pictures' rows in their places."""
 
 
 class Tokenizer:
@@ -174,6 +187,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
+        pictures: bool = False,
     ) -> str:
         """The prompt for a conversation, by the checkpoint's chat template.
 
@@ -181,11 +195,12 @@ class Tokenizer:
         assistant without calls is continued: the prompt ends behind its content.
         tools: JSON schemas of the tools that the model may call.
         thinking: whether the model thinks before it answers; None: the template's default.
-        variables: further names for the template, such as {"documents": []}. Raises RequestError if
-        there is no template, if the template refuses the messages or has no switch for thinking,
-        and for messages that are invalid or not text.
+        variables: further names for the template, such as {"documents": []}. pictures: parts of
+        messages may be {"type": "image"}; the prompt has the template's mark for each. Raises
+        RequestError if there is no template, if the template refuses the messages or has no switch
+        for thinking, and for messages that are invalid or not text.
         """
-        messages = with_texts(messages)
+        messages = with_texts(messages, pictures=pictures)
         told, begun = begun_answer(messages) if add_generation_prompt else (messages, False)
 
         def rendered(switch: Mapping[str, object], *, asks: bool) -> str:
@@ -221,18 +236,28 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] | None = None,
         thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
+        pictures: PicturePlaces | None = None,
     ) -> list[int]:
         """The token ids of `chat`'s prompt. Special tokens in the texts of users, tools and earlier
         answers are text, except in vocabularies that put a space before each piece of text
-        (Llama 2)."""
-        mark = ""
+        (Llama 2). pictures: those of the messages."""
+        mark, has_pictures = "", pictures is not None
         if self._pieces_join:
-            messages, mark = self._special_texts.quoted(with_texts(messages))
+            texts = with_texts(messages, pictures=has_pictures)
+            messages, mark = self._special_texts.quoted(texts)
         prompt = self.chat(
-            messages, add_generation_prompt, tools=tools, thinking=thinking, variables=variables
+            messages,
+            add_generation_prompt,
+            tools=tools,
+            thinking=thinking,
+            variables=variables,
+            pictures=has_pictures,
         )
+        if pictures is not None:
+            prompt = pictures.marked(prompt)
         pieces = pieces_of(prompt, mark) if mark else [prompt]
-        return [id for piece in pieces for id in self._encode(piece, add_special_tokens=False)]
+        ids = [id for piece in pieces for id in self._encode(piece, add_special_tokens=False)]
+        return ids if pictures is None else pictures.placed(ids)
 
     def has_told_tools(
         self,
@@ -241,17 +266,21 @@ class Tokenizer:
         *,
         thinking: bool | None = None,
         variables: Mapping[str, object] | None = None,
+        pictures: PicturePlaces | None = None,
     ) -> bool:
         """Whether a prompt that was made with tools differs from the one without."""
         try:
-            alone = self.encode_chat(messages, thinking=thinking, variables=variables)
+            alone = self.encode_chat(
+                messages, thinking=thinking, variables=variables, pictures=pictures
+            )
         except RequestError:  # the template needs tools
             return True
         return alone != list(prompt_ids)
 
     def begins_thinking(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a prompt ends in the mark of thinking, which some templates write."""
-        end = self.decode(prompt_ids[-16:], skip_special_tokens=False)
+        ids = [each for each in prompt_ids[-16:] if each < _ROWS]  # rows of pictures have no text
+        end = self.decode(ids, skip_special_tokens=False)
         return end.rstrip().endswith(self._answer_form.thinking_marks.open.rstrip())
 
     def close(self) -> None:

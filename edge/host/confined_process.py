@@ -1,0 +1,150 @@
+"""A program of Edge that reads what others wrote, in a process of its own under limits.
+
+The program answers requests with `edge.system.confinement.serve`. Requests and replies are bytes;
+a reply begins with a line of one word, its kind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge.system.confinement import LENGTH_BYTES, TimeLimit
+from edge.system.processes import own_session
+
+_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
+_KIND_BYTES = 100
+"""Bytes of a reply beside its content."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a program that reads what others wrote."""
+
+    cpu_s: float
+    """Seconds of CPU for one request."""
+    wall_s: float
+    """Seconds of wall time, for a process that uses no CPU time."""
+    memory_bytes: int
+    reply_bytes: int
+
+
+class ConfinedProcess:
+    """The process of a program: thread-safe, one request at a time, started on demand."""
+
+    def __init__(self, program: Path, limits: Limits) -> None:
+        """program: a file two folders below the folder that has Edge's package."""
+        self._program = program
+        self._limits = limits
+        self._mutex = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stop: weakref.finalize[..., object] | None = None
+
+    def ask(self, *request: bytes) -> tuple[str, bytes]:
+        """The kind of the reply and its content; "exhausted": a limit ended the process.
+
+        request: its parts, which are sent one behind the other.
+        """
+        with self._mutex:
+            if self._running is None:
+                self._start()
+            process = self._running
+            assert process is not None, "just started"
+            try:
+                reply = _exchange(process, request, self._limits)
+                end = reply.index(b"\n", 0, _KIND_BYTES)
+                return reply[:end].decode(), reply[end + 1 :]
+            except (OSError, EOFError, ValueError) as error:
+                self._end()
+                return "exhausted", self._cause(process, error).encode()
+            except BaseException:  # the next request must not get this one's reply
+                self._end()
+                raise
+
+    def close(self) -> None:
+        """End the process; the next request starts a new one."""
+        with self._mutex:
+            self._end()
+
+    def _end(self) -> None:
+        if self._stop is not None:
+            self._stop()
+        self._running = self._stop = None
+
+    def _start(self) -> None:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _ENVIRONMENT or name.startswith("PYTHON")
+        }
+        limits = self._limits
+        numbers = map(str, (limits.cpu_s, limits.memory_bytes, limits.reply_bytes))
+        self._running = subprocess.Popen(
+            [sys.executable, "-P", str(self._program), *numbers, str(self._program.parents[2])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            env=kept,
+            **own_session(),
+        )
+        self._stop = weakref.finalize(self, _stop, self._running)
+
+    def _cause(self, process: subprocess.Popen[bytes], error: Exception) -> str:
+        if TimeLimit.ended(process.returncode):
+            return f"it takes more than {self._limits.cpu_s} s"
+        return str(error) if isinstance(error, ValueError) else ""
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], request: tuple[bytes, ...], limits: Limits
+) -> bytes:
+    """Send a request and read the reply. Raises EOFError or OSError if the process has ended,
+    ValueError for an invalid reply."""
+    requests, replies = process.stdin, process.stdout
+    assert requests is not None, "a pipe"
+    assert replies is not None, "a pipe"
+    is_late = threading.Event()
+
+    def end_it() -> None:
+        is_late.set()
+        process.kill()
+
+    def read(count: int) -> bytes:
+        content = bytearray()
+        while len(content) < count:
+            part = os.read(replies.fileno(), min(count - len(content), 1 << 20))
+            if not part:
+                raise EOFError
+            content += part
+        return bytes(content)
+
+    limit = threading.Timer(limits.wall_s, end_it)  # not every system can wait for pipes so
+    limit.daemon = True
+    limit.start()
+    try:
+        for part in (sum(map(len, request)).to_bytes(LENGTH_BYTES, "little"), *request):
+            rest = memoryview(part)
+            while rest:
+                rest = rest[requests.write(rest) :]
+        length = int.from_bytes(read(LENGTH_BYTES), "little")
+        if length > limits.reply_bytes + _KIND_BYTES:
+            raise ValueError(f"it wrote {length:,} bytes")
+        return read(length)
+    except (EOFError, OSError):
+        if is_late.is_set():
+            raise ValueError(f"it did not answer within {limits.wall_s:.0f} s") from None
+        raise
+    finally:
+        limit.cancel()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    with process:  # closes its pipes and waits for it
+        process.kill()
