@@ -49,6 +49,7 @@ _ELEMENT_TYPES: dict[np.dtype[Any], int] = {
     np.dtype(np.int8): TensorProto.INT8,
     np.dtype(np.int32): TensorProto.INT32,
     np.dtype(np.int64): TensorProto.INT64,
+    np.dtype(np.bool_): TensorProto.BOOL,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from edge.errors import EdgeError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.step import FinishReason
 from edge.scheduling.prefixes import Spans
+from edge.scheduling.prompt_pictures import PromptPictures
 from edge.text.grammar import Matcher
 
 
@@ -68,6 +69,16 @@ class Passes:
         self.accepted += tokens - 1 if drafted else 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AnswerPictures:
+    """The pictures of a prompt, as a tower has read them."""
+
+    rows: Mapping[int, NDArray[np.float32]]
+    """Rows [hidden] by their ids."""
+    places: PromptPictures | None
+    """Where they are, if that matters to steps."""
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Answer:
     """One answer. It outlives the plan that computes it.
@@ -96,6 +107,8 @@ class Answer:
     pairs: bool = False
     """The row of its newest token is to be computed in such a step as well."""
     passes: Passes = field(default_factory=Passes)
+    pictures: AnswerPictures | None = None
+    """The pictures of the prompt; None: it has none."""
     copies: AnswerCopies | None = None
     """Copies of keys and values so far; None: none are wanted."""
 

@@ -37,9 +37,9 @@ from edge.scheduling.prefixes import Spans
 from edge.system.files import is_own, open_private, others_may
 from edge.system.locks import lock, lock_now
 
-MOST_BYTES = 8 << 20
-"""Size limit of a file. A token takes 16 bytes, or 600 with its 20 likeliest tokens. A longer
-answer has only its beginning in its journal."""
+MOST_BYTES = 64 << 20
+"""Size limit of a file. A token takes 16 bytes, or 600 with its 20 likeliest tokens; a picture of
+the prompt up to 3 MB. A longer answer has only its beginning in its journal."""
 
 
 def read_journal(path: Path) -> JournalContent:

@@ -19,6 +19,7 @@ from msgspec import Meta
 from edge.errors import ProtocolError, RequestError, shown
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.models.pictures import MOST_TILES, Tile, is_row
 from edge.offload import parse_json, read_file
 from edge.option_fields import checks_calls, option
 from edge.protocol.fields import ReadBy
@@ -120,6 +121,8 @@ class Terms:
     """Prefix caches are shared only between requests with equal salts."""
     speculate: Speculation = "off"
     """Whether tokens are guessed, and several computed in one step."""
+    tiles: Annotated[tuple[Tile, ...], Meta(max_length=MOST_TILES)] = ()
+    """What is read of the prompt's pictures."""
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -146,6 +149,11 @@ class Terms:
     @property
     def who(self) -> Who:
         return Who(self.client, self.priority)
+
+    @property
+    def prompt_tokens(self) -> Sequence[int]:
+        """The prompt without the rows of pictures."""
+        return [id for id in self.prompt if not is_row(id)] if self.tiles else self.prompt
 
     def for_sampler(self, answered: int = 0) -> SamplingTerms:
         """What the last stage is told before it chooses the first token, or the next one after

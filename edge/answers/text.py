@@ -120,7 +120,7 @@ class AnswerText:
         self._tokenizer = tokenizer
         reading = terms.reading
         stop = terms.stop if reading is None else ()
-        self._decoded = TextStream(tokenizer, terms.prompt, stop) if tokenizer else None
+        self._decoded = TextStream(tokenizer, terms.prompt_tokens, stop) if tokenizer else None
         self._parts = None if reading is None else AnswerStream(reading.parser(), terms.stop)
         self._text: list[str] = []
         self._told: list[AnswerPart] = []

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights
 from edge.backends.watched_file import WatchedFile
 from edge.errors import CheckpointError
+from edge.models.pictures import is_row
 from edge.offload import StoreError, TensorEntry, numpy_dtype
 from edge.system.files import expect_random_reads, open_for_reading, read_into
 from edge.weights.layout import token_table
@@ -54,9 +55,12 @@ class EmbeddingRows:
         hidden: NDArray[np.float32],
         tokens: NDArray[np.int64],
         positions: NDArray[np.int64] | None = None,
+        *,
+        has_pictures: bool = False,
     ) -> None:
         """Fill hidden float32 [tokens, hidden size] with the embedding of tokens int64 [tokens].
-        positions: needed by models with learned positions.
+        positions: needed by models with learned positions. has_pictures: it has the rows of
+        pictures, which are else zero.
 
         Raises CheckpointError if the file has changed, StoreError if the disk fails.
         """
@@ -67,7 +71,8 @@ class EmbeddingRows:
                 continue
             known[token] = place
             if self._tokens is None or token not in self._rows:
-                hidden[place] = 0
+                if not (has_pictures and is_row(token)):
+                    hidden[place] = 0
                 continue
             hidden[place] = self._read(self._tokens, token - self._rows.start)
             hidden[place] *= self._scale
@@ -90,7 +95,7 @@ class EmbeddingRows:
                 rows[:, place] = rows[:, known[token]]
                 continue
             known[token] = place
-            table, number = divmod(token, at_once)
+            table, number = divmod(0 if is_row(token) else token, at_once)
             rows[:, place] = self._read(self._layers[table], number).reshape(layers, size)
         self._watched.check()
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edge.backends.device_sums import DeviceSums
 from edge.errors import RequestError
+from edge.models.pictures import Tile, is_row
 from edge.models.spec import ModelSpec
 from edge.offload import DerivedCache, KVTier, Manifest
 from edge.protocol.step import Step, StepLimits
@@ -136,10 +137,12 @@ class StageCompute(Protocol):
         """The hidden state float32 [batch, tokens, hidden] of a stage; in the last stage this
         shard's logits float32 [batch, logit_rows, len(vocab)], or no row of a step with `states`.
 
-        `hidden` [batch, tokens, hidden] comes from the stage before; None in the first stage. A
-        request's KV cache is made at its first step, and swapped in if it was swapped out. A
-        request longer than memory is computed while it is the only one in memory, if there is a
-        tier. The collective's memory is the host's, or the device's if `device_sums` made it.
+        `hidden` [batch, tokens, hidden] comes from the stage before. In the first stage it has the
+        rows of pictures in the places of their ids, on shards that look them up; None if the step
+        has none there. A request's KV cache is made at its first step, and swapped in if it was
+        swapped out. A request longer than memory is computed while it is the only one in memory,
+        if there is a tier. The collective's memory is the host's, or the device's if `device_sums`
+        made it.
         Raises RequestError for a step that does not fit (context, chunk, slots), and errors of the
         collective.
         """
@@ -301,6 +304,27 @@ class StageProgram(StageCompute, KvStorage, WeightResidency, Observation, Protoc
     def close(self) -> None: ...
 
 
+class TowerProgram(Protocol):
+    """A loaded tower. Not for several threads at once."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of its weights on disk."""
+        ...
+
+    def read(self, tile: Tile) -> NDArray[np.float32]:
+        """The rows of a tile [rows, output_size]; of a tower with deep layers [1 + deep_layers,
+        rows, output_size]: the rows, then what is added behind each of the model's first layers.
+
+        Raises ValueError for a tile that the tower does not read.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free its memory. May be called again; `read` is not called afterwards."""
+        ...
+
+
 class Backend(Protocol):
     """Runs shards on one kind of device."""
 
@@ -309,8 +333,9 @@ class Backend(Protocol):
     @property
     def lacks(self) -> frozenset[str]:
         """The `ALL_NEEDS` for which it has no kernels, WEIGHTS_ON_DISK if it computes only from
-        memory, ROUNDED_KV if it keeps keys and values in float32 only, and WINDOWED_KV if it keeps
-        those of all tokens in layers with a sliding window."""
+        memory, ROUNDED_KV if it keeps keys and values in float32 only, WINDOWED_KV if it keeps
+        those of all tokens in layers with a sliding window, and PLACED_PICTURES if the places of
+        pictures in a prompt may not matter."""
         ...
 
     @property
@@ -376,5 +401,5 @@ def check_step(step: Step, limits: StepLimits, *, vocab_size: int) -> None:
             raise RequestError(
                 f"position {entry.end} is past the context of {limits.context_tokens} tokens"
             )
-        if not 0 <= min(entry.tokens) <= max(entry.tokens) < vocab_size:
+        if not all(0 <= each < vocab_size or is_row(each) for each in entry.tokens):
             raise RequestError(f"token ids must lie in 0..{vocab_size - 1}")

@@ -6,8 +6,6 @@ the decision depends only on the step and the stage.
 
 from __future__ import annotations
 
-import dataclasses
-
 from edge.protocol.step import Step
 
 MIN_TOKENS = 256
@@ -25,20 +23,13 @@ def parts_of(step: Step, *, is_split: bool) -> tuple[Step, ...]:
     keys. So the result is that of two chunks.
     """
     tokens = step.num_tokens
-    if not is_split or step.batch > 1 or tokens < MIN_TOKENS:
+    if not is_split or step.batch > 1 or tokens < MIN_TOKENS or step.entries[0].sees_all:
         return (step,)
     (entry,) = step.entries
     cut = (tokens + _ROWS) // (2 * _ROWS) * _ROWS
     rest = tokens - cut
-    first = dataclasses.replace(
-        entry, tokens=entry.tokens[:cut], logit_rows=max(0, entry.logit_rows - rest)
-    )
-    second = dataclasses.replace(
-        entry,
-        position=entry.position + cut,
-        tokens=entry.tokens[cut:],
-        logit_rows=min(entry.logit_rows, rest),
-    )
+    first = entry.part(0, cut, logit_rows=max(0, entry.logit_rows - rest))
+    second = entry.part(cut, tokens, logit_rows=min(entry.logit_rows, rest))
     # A first half without requested rows is not a step with hidden states.
     return tuple(
         Step(entries=(half,), states=step.states and half.logit_rows > 0)

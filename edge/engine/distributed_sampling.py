@@ -36,6 +36,7 @@ from edge.kernels.sampling.shortlist import (
     ranked_shortlist,
     shortlist_dtype,
 )
+from edge.models.pictures import PICTURE_IDS
 from edge.protocol.step import FinishReason, SamplingTerms, Speculation, Step
 from edge.protocol.token_masks import PackedMask, unpacked
 from edge.transport import Collective, SoloCollective
@@ -84,7 +85,12 @@ class _Choice:
 
     @property
     def history(self) -> NDArray[np.int64]:
-        return np.asarray(self.request.history)[: self.end]
+        """The tokens, where another token of the prompt stands for each row of a picture."""
+        found = np.asarray(self.request.history)[: self.end]
+        are_rows = found >= PICTURE_IDS
+        if not are_rows.any():
+            return found
+        return np.where(are_rows, 0 if are_rows.all() else found.min(), found)
 
 
 class DistributedSampling:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Protocol
+
+from edge.models.pictures import is_row
 
 _GRAM = 3
 """Fewest tokens that a place has in common with the end. Fewer are common by chance."""
@@ -82,7 +85,8 @@ class SuffixLookup:
         if place is None:
             return ()
         period = end - place
-        return [tokens[place + number % period] for number in range(most)]
+        guesses = (tokens[place + number % period] for number in range(most))
+        return list(takewhile(lambda each: not is_row(each), guesses))
 
     def accepted(self, request: str, drafted: int, accepted: int) -> None:
         """Ignored: the tokens tell it."""

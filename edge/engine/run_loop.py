@@ -17,6 +17,7 @@ from edge.engine.draft_runs import DraftRuns
 from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
+from edge.engine.waiting_rows import WaitingRows
 from edge.protocol import messages
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import FinishReason, Step
@@ -34,6 +35,7 @@ class RunLoop:
     def __init__(
         self,
         links: ShardLinks,
+        pictures: WaitingRows,
         choice: DistributedSampling,
         speculator: Speculator,
         times: ShardCounters,
@@ -48,6 +50,7 @@ class RunLoop:
         sends arrives first. rewinds: requests have states; see `Step.drafting`. cut_end: see
         `DraftRuns`."""
         self._links = links
+        self._pictures = pictures
         self._choice = choice
         self._times = times
         self._report = report
@@ -122,6 +125,8 @@ class RunLoop:
         if self._links.seat[0] > 0:
             hidden = program.receive_buffer(step)
             self._links.receive_hidden(hidden)
+        else:
+            hidden = self._pictures.take(step, program)
         received_s, reduced_s = time.perf_counter(), times.reduce_s
         loaded_s, reads = program.disk_wait_s, program.weight_reads
         logits: StepLogits | None = None

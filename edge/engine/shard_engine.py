@@ -31,6 +31,7 @@ from edge.engine.run_loop import RunLoop
 from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
+from edge.engine.waiting_rows import WaitingRows
 from edge.errors import PlanError, RequestError
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.memory.step_memory import keeps_windows, rewinds
@@ -46,7 +47,7 @@ from edge.protocol.token_masks import PackedMask
 from edge.protocol.topology import Seat
 from edge.transport import Link
 from edge.transport.frame import Buffer
-from edge.weights.layout import ShardLayout
+from edge.weights.layout import ShardLayout, looks_up_pictures
 from edge.weights.observation import observed_runs
 
 _log = logging.getLogger(__name__)
@@ -104,8 +105,15 @@ class ShardEngine:
                 zip(DRAFT_ROWS, () if expected is None else expected.draft_steps_s, strict=False)
             ),
         )
+        chunks = len(assignment.plan.stages) + 2  # under way, and the next one
+        self.pictures = WaitingRows(
+            assignment.model.hidden_size,
+            most=chunks * limits.chunk_tokens,
+            is_awaited=looks_up_pictures(self.layout, assignment.rank),
+        )
         self._runs = RunLoop(
             self.links,
+            self.pictures,
             self._choice,
             self._speculator,
             self._times,
@@ -343,7 +351,7 @@ class ShardEngine:
     def match_prefix(
         self,
         request: str,
-        prompt: NDArray[np.int32],
+        prompt: NDArray[np.int64],
         *,
         salt: str = "",
         source: str | None = None,
@@ -426,7 +434,7 @@ class ShardEngine:
         self._post(work)
 
     def finish(
-        self, request: str, *, kept_tokens: int = 0, answer: NDArray[np.int32] | None = None
+        self, request: str, *, kept_tokens: int = 0, answer: NDArray[np.int64] | None = None
     ) -> None:
         """Free the request; a run that contains it ends after its current token.
 
@@ -443,6 +451,7 @@ class ShardEngine:
         def work() -> None:
             self._choice.forget(request)
             self._speculator.forget(request)
+            self.pictures.forget(request)
             if self._copies is not None:
                 self._copies.forget(request)
             if self._program is not None:

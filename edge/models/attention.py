@@ -47,6 +47,8 @@ class Attention:
     kept_tokens: int | None = None
     """The most tokens of a request whose keys and values are kept (`WindowRows`); None: all. The
     load decides: see `keeping_windows`."""
+    sees_pictures: bool = False
+    """The rows of a picture see each other, as far as the window goes back."""
     qkv_bias: bool
     output_bias: bool
     query_key_norm: bool
@@ -92,6 +94,7 @@ class Attention:
             joint_norm=self.joint_norm,
             output_gate=self.output_gate,
             has_sinks=self.has_sinks,
+            sees_pictures=self.sees_pictures,
             has_norm=self.has_norm,
             norm_bias=self.norm_bias,
             has_post_norm=self.has_post_norm,

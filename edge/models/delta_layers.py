@@ -40,7 +40,7 @@ def delta_decoder(
         config,
         family=family,
         head_size=head_size,
-        rotaries=(read_rotary(config, head_size, partial=0.25),) * count,
+        rotaries=(read_rotary(config, head_size, partial=0.25, alternates_axes=True),) * count,
         mlp_bias=False,
         mixer={"query_key_norm": True, "output_gate": True},
         mixers=[linear if kind == _LINEAR else None for kind in _kinds(config)],

@@ -12,7 +12,7 @@ from edge.models.decoder import (
     layer_windows,
     num_layers,
 )
-from edge.models.families import Family
+from edge.models.families import READS_PICTURES, Family
 from edge.models.gemma import HEAD_SIZE, NORM_OFFSET, USUAL, gemma_facts, gemma_tensor_name
 from edge.models.rope import read_rotary
 from edge.models.rotary import Rotary
@@ -32,6 +32,7 @@ def describe(config: Config) -> ModelSpec:
     rotary = {kind: _rotary(config, kind) for kind in dict.fromkeys(kinds)}
     facts = gemma_facts(config, context_tokens=131_072, caps=(None, None))
     facts["mixer"]["query_key_norm"] = True
+    facts["mixer"]["sees_pictures"] = config.flag(READS_PICTURES, False)
     return decoder(
         config,
         family="gemma3_text",

@@ -22,7 +22,7 @@ from edge.models.decoder import (
     num_layers,
 )
 from edge.models.experts import MAX_EXPERTS, Experts, SharedExpert
-from edge.models.families import Family
+from edge.models.families import READS_PICTURES, Family
 from edge.models.gated_mlp import GatedMlp
 from edge.models.gemma import HEAD_SIZE, USUAL, gemma_facts, gemma_tensor_name
 from edge.models.rope import read_rotary
@@ -96,7 +96,12 @@ def _attention(config: Config, kind: str, head_size: int, num_kv_heads: int) -> 
     )
     if kind == GLOBAL:
         return replace(part, keys_are_values=config.flag("attention_k_eq_v", False))
-    return replace(part, window=config.integer("sliding_window", 512))
+    return replace(
+        part,
+        window=config.integer("sliding_window", 512),
+        sees_pictures=config.values.get("use_bidirectional_attention") == "vision"
+        and config.flag(READS_PICTURES, False),
+    )
 
 
 def _experts(config: Config) -> Experts:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.config import LEAST_FLOAT32, Config
-from edge.models.rotary import Rotary
+from edge.models.rotary import AXES, Rotary
 
 MAX_HEAD_SIZE = 4096
 """Largest head size, which bounds the time to read a configuration; models have 64 to 512."""
@@ -63,11 +63,13 @@ def read_rotary(
     theta: float = USUAL_THETA,
     partial: float = 1.0,
     is_interleaved: bool = False,
+    alternates_axes: bool = False,
 ) -> Rotary:
     """The rotation of a model's heads, or of its layers of one type if they differ.
 
     Current files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`. theta, and
-    partial (the rotary part of a head): defaults. Raises CheckpointError for an unknown kind.
+    partial (the rotary part of a head): defaults. alternates_axes: axes of pictures take turns from
+    pair to pair. Raises CheckpointError for an unknown kind.
     """
     values = {**config.mapping("rope_scaling"), **config.mapping("rope_parameters")}
     source = f"{config.source}: rope_parameters"
@@ -103,6 +105,7 @@ def read_rotary(
     with np.errstate(all="ignore"):  # Rotary refuses NaN
         found = _KINDS[kind](described)
     return Rotary(
+        axes=_axes(rope, elements // 2, alternates=alternates_axes),
         inverse_frequencies=_numbers(found["short"]),
         long_inverse_frequencies=_numbers(found.get("long", ())),
         trained_tokens=found.get("trained_tokens", 0),
@@ -113,6 +116,28 @@ def read_rotary(
 
 def _numbers(frequencies: Any) -> tuple[float, ...]:
     return tuple(float(each) for each in frequencies)
+
+
+def _axes(rope: Config, pairs: int, *, alternates: bool) -> tuple[int, ...]:
+    """The axis of each pair (M-RoPE: Bai et al., Qwen2.5-VL, 2025): in turn, from the first pair
+    on, until an axis has as many as `mrope_section` says; or one section after the other."""
+    sections = rope.values.get("mrope_section")
+    if sections is None:
+        return ()
+    if (
+        not isinstance(sections, list)
+        or len(sections) != AXES
+        or any(type(each) is not int or not 0 <= each <= pairs for each in sections)
+        or sum(sections) != pairs
+    ):
+        raise rope.error(f"mrope_section must be {AXES} numbers of pairs, {pairs} in all")
+    if not rope.flag("mrope_interleaved", alternates):
+        return tuple(axis for axis, count in enumerate(sections) for _pair in range(count))
+    axes = [0] * pairs
+    for axis in (1, 2):
+        for pair in range(axis, min(pairs, AXES * sections[axis]), AXES):
+            axes[pair] = axis
+    return tuple(axes)
 
 
 def _default(rope: _Rope) -> Mapping[str, Any]:

@@ -13,6 +13,9 @@ from edge.models.parts import MAX_SIZE, check_flags, exact_fields, finite
 
 Array = NDArray[np.float32]
 
+AXES = 3
+"""Time, height and width."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rotary:
@@ -25,19 +28,27 @@ class Rotary:
     trained_tokens: int = 0
     scale: float = 1.0
     """The scale of rotated elements."""
+    axes: tuple[int, ...] = ()
+    """The axis whose position turns each pair, where rows of pictures have positions by time,
+    height and width (M-RoPE); empty: one position turns all."""
     is_interleaved: bool = False
     """Pairs are neighbours; else an element and the one half of the rotary elements further on."""
 
     def __post_init__(self) -> None:
-        for name in ("inverse_frequencies", "long_inverse_frequencies"):
+        for name in ("inverse_frequencies", "long_inverse_frequencies", "axes"):
             value = getattr(self, name)
             if not isinstance(value, tuple | list):
                 raise ValueError(f"{name} must be a list of numbers")
-            object.__setattr__(self, name, tuple(map(finite, value)))
+            made = value if name == "axes" else map(finite, value)
+            object.__setattr__(self, name, tuple(made))
         if self.long_inverse_frequencies and len(self.long_inverse_frequencies) != len(
             self.inverse_frequencies
         ):
             raise ValueError("long_inverse_frequencies must be as many as inverse_frequencies")
+        if self.axes and len(self.axes) != len(self.inverse_frequencies):
+            raise ValueError("axes must be as many as inverse_frequencies")
+        if any(type(each) is not int or not 0 <= each < AXES for each in self.axes):
+            raise ValueError(f"axes must be 0 to {AXES - 1}")
         if type(self.trained_tokens) is not int or not 0 <= self.trained_tokens <= MAX_SIZE:
             raise ValueError(f"trained_tokens must be 0 to {MAX_SIZE}")
         if not finite(self.scale) > 0:

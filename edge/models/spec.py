@@ -73,6 +73,10 @@ WINDOWED_KV = "windowed keys and values"
 """What a device lacks that keeps the keys and values of the whole context in layers with a sliding
 window. No model needs it: a load may."""
 
+PLACED_PICTURES = "pictures in their places"
+"""What a device lacks that computes no rotary positions of several axes, and no rows that see each
+other. No model needs it: the pictures of some do."""
+
 ROUNDED_KV = "rounded keys and values"
 """What a device lacks that keeps them in float32 only. No model needs it: a load may."""
 

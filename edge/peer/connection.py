@@ -30,6 +30,7 @@ from edge.peer.frame_memory import FrameBytes, FrameMemory
 from edge.peer.outgoing_frames import OutgoingFrames
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
+from edge.peer.towers import CoordinatorTowers
 from edge.peer.weight_uploads import WeightUploads
 from edge.protocol import messages
 from edge.protocol.description import PeerDescription
@@ -59,10 +60,17 @@ told."""
 LARGE_BYTES = 256 << 10
 """Frames that may be larger are decoded in a thread, off the event loop."""
 
-LARGE_ANSWERS = frozenset((Keep.kind, messages.Offer.kind, messages.Observed.kind))
+LARGE_ANSWERS = frozenset(
+    (Keep.kind, messages.Offer.kind, messages.Observed.kind, messages.TakeRows.kind)
+)
 """Calls whose answers are as large as their question."""
 
-OF_SESSIONS = frozenset((messages.Connect.kind, messages.PutKv.kind, messages.RunStep.kind))
+OF_SESSIONS = frozenset(
+    (
+        *(messages.Connect.kind, messages.PutKv.kind, messages.PictureRows.kind),
+        messages.RunStep.kind,
+    )
+)
 """Frames that may be large once a session is open."""
 
 AT_ONCE = (messages.YieldRun, messages.AskLink)
@@ -119,6 +127,7 @@ class Connection:
             hearing=self._hearing,
             copy_quota=self._copy_quota,
         )
+        self._towers = CoordinatorTowers(resources, self._user, self._owner, self._weights)
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             messages.Describe: self._describe,
             messages.SetMemory: self._set_memory,
@@ -127,6 +136,7 @@ class Connection:
             **self._profiling.calls,
             **self._weights.calls,
             **self._sessions.calls,
+            **self._towers.calls,
         }
         self._posts = self._sessions.posts
 
@@ -189,6 +199,7 @@ class Connection:
             stack.callback(self._copy_quota.give_back_all)
             stack.callback(self._incoming.give_back_all)  # runs last, when no session is left
             stack.push_async_callback(self._weights.aclose)
+            stack.push_async_callback(self._towers.aclose)
             stack.push_async_callback(self._sessions.aclose)
         # Break the reference cycle: handlers are bound methods of this object. Otherwise its
         # buffers stay until the garbage collector runs, which is late in an idle daemon.
@@ -271,8 +282,10 @@ class Connection:
         if kind in {messages.MatchPrefix.kind, messages.Finish.kind}:
             contexts = [each.limits.context_tokens for each in assignments]
             return replace(
-                limits, payload_bytes=max(SMALL.payload_bytes, 4 * max(contexts, default=0))
+                limits, payload_bytes=max(SMALL.payload_bytes, 8 * max(contexts, default=0))
             )
+        if kind == messages.ReadTile.kind:
+            return replace(limits, payload_bytes=self._towers.most_tile_bytes)
         if kind == messages.RunStep.kind:
             most = [
                 most_mask_bytes(each.limits.requests, each.model.vocab_size) for each in assignments

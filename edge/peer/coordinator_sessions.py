@@ -25,6 +25,7 @@ from edge.host.free_memory import process_memory
 from edge.memory.ledger import MEASURING, Use
 from edge.memory.shard_memory import check_plan, host_share, shard_use
 from edge.memory.step_memory import load_bytes
+from edge.models.pictures import is_row
 from edge.offload import DerivedCache, Manifest
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.outgoing_frames import OutgoingFrames
@@ -106,6 +107,7 @@ class CoordinatorSessions:
         return {
             messages.MatchPrefix: self._match_prefix,
             messages.Reserve: self._reserve,
+            messages.PictureRows: self._picture_rows,
             messages.RunStep: self._run_step,
             messages.YieldRun: self._yield_run,
             messages.SwapOut: self._swap_out,
@@ -357,7 +359,7 @@ class CoordinatorSessions:
     async def _put_kv(self, call: messages.PutKv) -> messages.Done:
         hosted = self.get(call.session)
         vocab_size = hosted.assignment.model.vocab_size
-        if not all(0 <= token < vocab_size for token in call.tokens):
+        if not all(0 <= token < vocab_size or is_row(token) for token in call.tokens):
             raise ProtocolError(f"tokens outside a vocabulary of {vocab_size}")
         last = call.first + len(call.tokens)
         if not 0 <= call.first < last <= hosted.assignment.limits.context_tokens:
@@ -443,6 +445,9 @@ class CoordinatorSessions:
         if post.tokens > hosted.assignment.limits.context_tokens:
             raise ProtocolError(f"room for {post.tokens} tokens is more than the context needs")
         hosted.shard.reserve(post.request, post.tokens)
+
+    def _picture_rows(self, post: messages.PictureRows) -> None:
+        self.get(post.session).shard.pictures.add(post.request, post.position, post.rows)
 
     def _run_step(self, post: messages.RunStep) -> None:
         hosted = self.get(post.session)

@@ -61,6 +61,8 @@ SAVED_WINDOWS = 16
 CHUNK_TOKENS = 256
 """Prompt tokens per step: large enough to fill the matrix kernels, small enough to pipeline."""
 
+PICTURE_TOKENS = 288
+"""The same where the rows of a picture are computed in one step: Gemma 4's have up to 280."""
 SHORTER_CHUNK_TOKENS = 128
 """Prompt tokens per step for keys and values with remainders ("int4"): each row then has its scores
 over the whole context in memory three times."""
@@ -373,6 +375,8 @@ class LoadOptions:
         states = rewinds(spec, self.kv_dtype)
         most = STATES_AT_ONCE if states else MAX_REQUESTS_AT_ONCE
         chunk = SHORTER_CHUNK_TOKENS if keeps_remainders(kv_bits(self.kv_dtype)) else CHUNK_TOKENS
+        if any(each.sees_pictures for each in spec.attentions.values()):
+            chunk = max(chunk, PICTURE_TOKENS)
         chunk, requests = min(chunk, context), max(self.concurrency, most)
         keeps_windows = (
             may_keep_windows

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from edge import partition
 from edge.errors import EdgeError, ProtocolError, shown
+from edge.models.pictures import PICTURE_IDS
 from edge.offload import StoreError
 from edge.transport import TransportError, parse_number
 from edge.transport.frame import Buffer
@@ -122,22 +123,24 @@ hosts are asked."""
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
     """Token ids as the bytes of a payload."""
-    return np.asarray(tokens, "<i4").tobytes()
+    return np.asarray(tokens, "<i8").tobytes()
 
 
-def token_ids(payload: Buffer, vocab_size: int, *, most_tokens: int) -> NDArray[np.int32]:
-    """Token ids from a payload, [tokens] int32, without a copy. As Python integers they would take
-    nine times the memory.
+def token_ids(payload: Buffer, vocab_size: int, *, most_tokens: int) -> NDArray[np.int64]:
+    """Token ids from a payload, [tokens] int64, without a copy. As Python integers they would take
+    several times the memory.
 
-    Raises ProtocolError for a payload that `token_bytes` cannot make, ids outside the vocabulary,
-    or more than `most_tokens`.
+    Raises ProtocolError for a payload that `token_bytes` cannot make, ids that are neither of the
+    vocabulary nor of a picture's rows, or more than `most_tokens`.
     """
-    if len(payload) % 4:
+    if len(payload) % 8:
         raise ProtocolError(f"a prompt of {len(payload)} bytes is no whole number of token ids")
-    if len(payload) > 4 * most_tokens:
-        raise ProtocolError(f"a prompt of {len(payload) // 4} tokens, of at most {most_tokens}")
-    tokens = np.frombuffer(payload, "<i4")
-    if not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
+    if len(payload) > 8 * most_tokens:
+        raise ProtocolError(f"a prompt of {len(payload) // 8} tokens, of at most {most_tokens}")
+    tokens = np.frombuffer(payload, "<i8")
+    are_tokens = (tokens >= 0) & (tokens < vocab_size)
+    are_rows = (tokens >= PICTURE_IDS) & (tokens < 2 * PICTURE_IDS)
+    if not tokens.size or not (are_tokens | are_rows).all():
         raise ProtocolError(f"a prompt needs at least one token id, all of them below {vocab_size}")
     return tokens
 

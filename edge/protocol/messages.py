@@ -14,6 +14,8 @@ from msgspec import Meta
 
 from edge.errors import ProtocolError
 from edge.kernels.sampling.logprobs import Logprobs
+from edge.models.pictures import MAX_TILE_BYTES
+from edge.models.towers.tower import Tower
 from edge.offload import PIECE_BYTES, Manifest
 from edge.partition import MOST_SHARDS
 from edge.protocol.assignment import Assignment
@@ -49,6 +51,7 @@ from edge.protocol.token_logprobs import (
 )
 from edge.protocol.topology import Place, Seat
 from edge.transport.frame import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Buffer, FrameLimits
+from edge.weights.formats import WeightFormat
 
 MAX_MANIFEST_BYTES = 16 << 20
 """Size limit of a manifest. 400 layers of 64 tensors take 3.7 MB; 700 GB of weights in pieces, 11
@@ -259,6 +262,60 @@ class AskDrafts(Call[Done]):
     """None: there is none any more."""
 
 
+# Calls: a tower, which reads pictures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTower(Call[Done]):
+    """Reserve memory and load a tower whose weights are sealed on the peer."""
+
+    kind, limit_s = "open_tower", 3600.0
+    limits = _LARGE_HEADER
+    session: str
+    tower: Tower
+    weight_format: WeightFormat
+    manifest_digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTile(Call[Done]):
+    """Read a tile, and keep its rows until they are taken or the next tile is read."""
+
+    kind, limit_s = "read_tile", 600.0
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_TILE_BYTES)
+    session: str
+    height: int
+    """Patches."""
+    width: int
+    patches: Raw
+    """See `Tile`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileRows:
+    """Rows of a tile, float32 [rows, hidden]."""
+
+    rows: Raw
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeRows(Call[TileRows]):
+    """Rows [first, last) of the tile that was read last."""
+
+    kind, limit_s = "take_rows", 60.0
+    session: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseTower(Call[Done]):
+    """Free the tower's memory."""
+
+    kind, limit_s = "close_tower", 60.0
+    session: str
+
+
 # Posts, which every peer gets in the same order, and the events that report their outcome
 
 
@@ -379,6 +436,20 @@ class Reserved(Event):
     kind = "reserved"
     request: str
     why_not: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRows(Post):
+    """Rows of pictures, for the tokens of a request from `position` on: float32 [tokens, hidden].
+    A shard of the first stage that looks up embeddings gets them before the step that computes
+    them."""
+
+    kind = "picture_rows"
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)
+    session: str
+    request: str
+    position: int
+    rows: Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -675,7 +746,9 @@ FRAMES = table(
     (
         Describe, MemoryRate, Profile, Prove, Probe, Glance, SetMemory, TakeOver, Keep,
         Offer, Piece, Seal, Open, Connect, ServeDrafts, AskDrafts,
-        MatchPrefix, PrefixMatched, AskPrefix, ReadPrefix, PutPrefix, Reserve, Reserved, RunStep,
+        OpenTower, ReadTile, TakeRows, CloseTower,
+        MatchPrefix, PrefixMatched, AskPrefix, ReadPrefix, PutPrefix, Reserve, Reserved,
+        PictureRows, RunStep,
         KvRows, PutKv, Tokens, Logits, States, YieldRun, SwapOut, SwappedOut, SaveState, Finish,
         Measure, CountSteps, Observed, Close, Leaving, Failed, Waits, AskLink, LinkSent,
     )

@@ -53,6 +53,36 @@ class StepEntry:
     position: Whole
     tokens: Annotated[tuple[Whole, ...], Meta(max_length=MAX_CHUNK_TOKENS)]
     logit_rows: Whole
+    turns: Annotated[tuple[Whole, ...], Meta(max_length=3 * MAX_CHUNK_TOKENS)] = ()
+    """Rotary positions of rows of pictures, and of tokens among them: of each token by the first
+    axis, then by the second and the third. Empty: of each token `position` less `shift`."""
+    shift: Whole = 0
+    """By how much rotary positions are less than positions, in tokens behind those of `turns`:
+    those of a picture grow by its longer side, not by its rows."""
+    sees_all: bool = False
+    """The tokens see each other, as the rows of a picture do in some models."""
+
+    def __post_init__(self) -> None:
+        count = len(self.tokens)
+        if self.turns and len(self.turns) != 3 * count:
+            raise ValueError(f"{len(self.turns)} rotary positions of {count} tokens")
+        if any(each > self.position + at % count for at, each in enumerate(self.turns)):
+            raise ValueError("a rotary position beyond that of its token")
+        if self.shift > self.position + (count if self.turns else 0):
+            raise ValueError(f"rotary positions {self.shift} before {self.position}")
+
+    def part(self, first: int, last: int, *, logit_rows: int) -> StepEntry:
+        """Its tokens [first, last) alone."""
+        count = len(self.tokens)
+        axes = range(0, len(self.turns), count) if count else ()
+        return replace(
+            self,
+            position=self.position + first,
+            tokens=self.tokens[first:last],
+            logit_rows=logit_rows,
+            turns=tuple(each for axis in axes for each in self.turns[axis + first : axis + last]),
+            shift=0 if self.turns and last < count else self.shift,
+        )
 
     @property
     def end(self) -> int:
@@ -166,9 +196,9 @@ class Step:
         return replace(
             self,
             entries=(
-                replace(
-                    entry,
-                    tokens=entry.tokens[:-tokens],
+                entry.part(
+                    0,
+                    len(entry.tokens) - tokens,
                     logit_rows=max(0, entry.logit_rows - tokens),
                 ),
             ),
@@ -180,15 +210,7 @@ class Step:
         """The single-token steps of a step with `singly`."""
         return tuple(
             Step(
-                entries=tuple(
-                    StepEntry(
-                        request=entry.request,
-                        position=entry.position + index,
-                        tokens=(entry.tokens[index],),
-                        logit_rows=0,
-                    )
-                    for entry in self.entries
-                )
+                entries=tuple(entry.part(index, index + 1, logit_rows=0) for entry in self.entries)
             )
             for index in range(self.num_tokens)
         )
@@ -197,7 +219,13 @@ class Step:
         """The next step of a run, from the token sampled for each entry."""
         return Step(
             entries=tuple(
-                StepEntry(request=entry.request, position=entry.end, tokens=(token,), logit_rows=1)
+                StepEntry(
+                    request=entry.request,
+                    position=entry.end,
+                    tokens=(token,),
+                    logit_rows=1,
+                    shift=entry.shift,
+                )
                 for entry, token in zip(self.entries, tokens, strict=True)
             ),
             run=self.run - 1,
@@ -220,6 +248,7 @@ class Step:
                     position=position - len(again),
                     tokens=(*again, *tokens),
                     logit_rows=len(tokens),
+                    shift=entry.shift,
                 ),
             ),
             run=self.run - (position - first),

@@ -24,6 +24,7 @@ from edge.protocol.messages import (
     Done,
     Measure,
     Observed,
+    PictureRows,
     PutKv,
 )
 from edge.protocol.peer_info import gather_all
@@ -44,6 +45,8 @@ class Connections:
         self._plan = plan
         self._sampler_seat = sampler_seat(tuple(len(stage.shards) for stage in plan.stages))
         self._clients: dict[Seat, PeerClient] = {}
+        self.picture_seats: list[Seat] = []
+        """The shards that look up embeddings of pictures."""
 
     def adopt(self, seat: Seat, client: PeerClient) -> None:
         """Take over the connection to the peer that runs the shard of this seat."""
@@ -119,6 +122,11 @@ class Connections:
         for (stage, _rank), client in self._clients.items():
             is_last = stage == self._sampler_seat[0]
             await client.post(post if last_stage is None or not is_last else last_stage)
+
+    async def post_pictures(self, post: PictureRows) -> None:
+        """Send rows of pictures to the shards that look them up."""
+        for seat in self.picture_seats:
+            await self._clients[seat].post(post)
 
     async def put_kv(self, seat: Seat, calls: Iterable[PutKv]) -> None:
         """Send keys and values to a shard, with few calls under way.

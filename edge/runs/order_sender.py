@@ -73,7 +73,34 @@ class OrderSender:
             if masks:
                 written = write_masks(itertools.chain(*masks.values()))
                 masked = replace(step, masked=tuple(masks), masks=written)
+            await self._send_pictures(orders.step)
             await peers.post(step, last_stage=masked)
+
+    async def _send_pictures(self, step: Step) -> None:
+        """Send the rows of pictures that the step computes to the shards that look them up."""
+        for entry in step.entries:
+            answer = self._answers.get(entry.request)
+            if answer is None or answer.pictures is None:
+                continue
+            pictures = answer.pictures.rows
+            places = [at for at, id in enumerate(entry.tokens) if id in pictures]
+            while places:
+                first, most = places[0], 1
+                while most < len(places) and places[most] == first + most:
+                    most += 1
+                row_bytes = pictures[entry.tokens[first]].nbytes
+                most = min(most, max(1, messages.MOST_COPY_BYTES // row_bytes))
+                del places[:most]
+                await self._connections.post_pictures(
+                    messages.PictureRows(
+                        session=self._connections.session,
+                        request=entry.request,
+                        position=entry.position + first,
+                        rows=b"".join(
+                            pictures[id].tobytes() for id in entry.tokens[first : first + most]
+                        ),
+                    )
+                )
 
     def _tell_callers(self, orders: Orders) -> None:
         for name, why in orders.refuse.items():

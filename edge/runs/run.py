@@ -57,8 +57,10 @@ class PlanRun:
         """copies: which keys and values the peers send copies of. exchange_facts: for stored
         prefixes that some devices lack; None: these are computed."""
         self.plan = plan
+        self._connections = Connections(plan)
         self.held: dict[Seat, tuple[HeldLayer, ...]] = {}
         """The layers whose keys and values each shard keeps."""
+        self.picture_seats = self._connections.picture_seats
         self.manifests: dict[Seat, str] = {}
         """The digest of each shard's weights."""
         self.sent_bytes: dict[str, int] = {}
@@ -68,7 +70,6 @@ class PlanRun:
         self._copies: Copies = copies
         self._kv_is_rounded = kv_is_rounded
         self._on_end = on_end
-        self._connections = Connections(plan)
         self._answers = AnswersUnderWay(vocab_size, hidden_size, copies)
         self._peer_events = PeerEvents(
             self._connections, self._answers, tell=self._tell, fail=self.fail
@@ -168,6 +169,7 @@ class PlanRun:
                 speculate=terms.speculate,
                 together=answer.together,
                 pairs=answer.pairs,
+                pictures=None if answer.pictures is None else answer.pictures.places,
             )
         )
         self._peer_events.lead(answer)

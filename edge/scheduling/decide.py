@@ -139,6 +139,7 @@ def _submit(state: SchedulingState, new: Submitted) -> None:
         speculate=new.speculate,
         together=new.together,
         pairs=new.pairs,
+        pictures=new.pictures,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from edge.protocol.step import FinishReason, Rows, Speculation
 from edge.scheduling.fairness import ANYBODY, Who
 from edge.scheduling.prefixes import Spans
+from edge.scheduling.prompt_pictures import PromptPictures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,8 @@ class Submitted:
     """Spans of the answer that the earlier plan has computed several tokens at a time."""
     pairs: bool = False
     """The row of its newest token is to be in a step of an even number of rows."""
+    pictures: PromptPictures | None = None
+    """Where the prompt's pictures are, if that matters to steps."""
 
     @property
     def is_repeated(self) -> bool:

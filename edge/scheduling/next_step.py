@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, Step, StepEntry
+from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, Step
 from edge.scheduling.orders import Work
 from edge.scheduling.pacing import time_of_prompts
 from edge.scheduling.prefixes import Span, joined, next_chunk
@@ -68,13 +68,7 @@ def _decode(state: SchedulingState) -> Step | None:
         return _paired(state, ready[0], run if drafts else 1)
     return Step(
         entries=tuple(
-            StepEntry(
-                request=entry.request,
-                position=entry.computed,
-                tokens=(entry.tokens[-1],),
-                logit_rows=1,
-            )
-            for entry in ready
+            entry.part(entry.computed, (entry.tokens[-1],), logit_rows=1) for entry in ready
         ),
         run=run,
     )
@@ -96,12 +90,7 @@ def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
     has_room = entry.memory.room > len(entry.tokens) + len(guesses)
     if is_paired and has_room and (len(tokens) + len(guesses)) % 2:
         guesses += tokens[-1:]
-    part = StepEntry(
-        request=entry.request,
-        position=start,
-        tokens=(*tokens, *guesses),
-        logit_rows=1 + len(guesses),
-    )
+    part = entry.part(start, (*tokens, *guesses), logit_rows=1 + len(guesses))
     return Step(entries=(part,), run=run, drafts=state.limits.drafts)
 
 
@@ -123,7 +112,12 @@ def _chunk_of(state: SchedulingState, entry: RequestState) -> Step:
     else:
         end = entry.prompt_tokens if span is None else span[0]
         end = min([end, *(each for each in entry.saves if each > start)])
-        size = next_chunk(end - start, _most_in_chunk(state, entry))
+        block = entry.block_at(start)
+        if block is not None and block[0] <= start:
+            size = block[1] - start
+        else:
+            end = end if block is None else min(end, block[0])
+            size = next_chunk(end - start, _most_in_chunk(state, entry))
     chunk = tuple(entry.tokens[start : start + size])
     entry.computed += len(chunk)
     state.work += Work(prompt_tokens=len(chunk))
@@ -135,12 +129,8 @@ def _chunk_of(state: SchedulingState, entry: RequestState) -> Step:
     if entry.computed < entry.prompt_tokens:
         state.turns.append(entry.request)
     ends = entry.computed == len(entry.tokens)
-    part = StepEntry(
-        request=entry.request,
-        position=start,
-        tokens=chunk,
-        logit_rows=len(chunk) if entry.rows in {"logits", "states"} else int(ends),
-    )
+    rows = len(chunk) if entry.rows in {"logits", "states"} else int(ends)
+    part = entry.part(start, chunk, logit_rows=rows)
     if entry.rows is not None:
         is_state = entry.rows != "logits" and part.logit_rows > 0
         return Step(entries=(part,), states=is_state)
@@ -201,7 +191,7 @@ def _repeat(state: SchedulingState) -> Step | None:
         start = entry.computed
         entry.computed += count
         tokens = tuple(entry.tokens[start : entry.computed])
-        parts.append(StepEntry(request=entry.request, position=start, tokens=tokens, logit_rows=0))
+        parts.append(entry.part(start, tokens, logit_rows=0))
     return Step(entries=tuple(parts), singly=True)
 
 
@@ -219,7 +209,7 @@ def _repeat_together(state: SchedulingState, entry: RequestState, end: int) -> S
         size -= size % 2  # nothing can be cut off without guesses
     entry.computed += size
     tokens = tuple(entry.tokens[start : entry.computed + size % 2])
-    part = StepEntry(request=entry.request, position=start, tokens=tokens, logit_rows=0)
+    part = entry.part(start, tokens, logit_rows=0)
     return Step(entries=(part,), spare=size % 2)
 
 

@@ -154,7 +154,9 @@ class PrefixReuse:
         alike += self._prefixes.common(entry.prompt, entry.salt)
         points = self._saved.worth_saving(prompt_tokens, entry.computed, alike, self._chunk_tokens)
         entry.saves.update(
-            self._prefixes.whole_units(min(each, prompt_tokens - SHORTEST_STEP), entry.singly)
+            entry.before_block(
+                self._prefixes.whole_units(min(each, prompt_tokens - SHORTEST_STEP), entry.singly)
+            )
             for each in points
         )
         least = entry.computed + self._prefixes.fewest_tokens

@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.protocol.step import Rows, Speculation
+from edge.protocol.step import Rows, Speculation, StepEntry
 from edge.scheduling.fairness import Who
-from edge.scheduling.prefixes import Spans, cut
+from edge.scheduling.prefixes import Span, Spans, cut
+from edge.scheduling.prompt_pictures import PromptPictures
 from edge.scheduling.resident import Resident
 
 
@@ -65,10 +66,30 @@ class RequestState:
     awaited: str = ""
     """The request that will have `awaited_tokens` of its prefix."""
     awaited_tokens: int = 0
+    pictures: PromptPictures | None = None
+    """Where the prompt's pictures are, if that matters; None: it has none, or it does not."""
     prompt: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         self.prompt = np.asarray(self.tokens[: self.prompt_tokens], np.int64)
+
+    def part(self, first: int, tokens: tuple[int, ...], *, logit_rows: int) -> StepEntry:
+        """Its entry of a step, with these tokens from position `first` on."""
+        entry = StepEntry(
+            request=self.request, position=first, tokens=tokens, logit_rows=logit_rows
+        )
+        return entry if self.pictures is None else self.pictures.placed(entry)
+
+    def block_at(self, start: int) -> Span | None:
+        """The next rows that see each other, at token `start` or behind it; None: there are
+        none."""
+        blocks = () if self.pictures is None else self.pictures.blocks
+        return next((each for each in blocks if each[1] > start), None)
+
+    def before_block(self, tokens: int) -> int:
+        """So many tokens of the prompt, or those before the rows that are among them in part."""
+        block = self.block_at(tokens)
+        return tokens if block is None else min(tokens, block[0])
 
     @property
     def is_decoding(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.attention.onnx_pictures import seeing_all
 from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, HeadSizes, Inputs, corrected, corrections
@@ -43,7 +44,9 @@ class AttentionNames:
 
     cos, sin [context, pairs], none where nothing turns; positions int64 [batch, tokens], where
     `needs_positions` says so and for remainders; lengths int32 [batch], the index of the last key;
-    total int32 scalar, the number of keys.
+    total int32 scalar, the number of keys; turns int64 [batch, tokens], rows of cos and sin, where
+    these are not those of the positions; sees_all bool scalar, whether all tokens of the step see
+    each other, where that may be.
     """
 
     cos: str
@@ -51,6 +54,8 @@ class AttentionNames:
     positions: str
     lengths: str
     total: str
+    turns: str = ""
+    sees_all: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,7 @@ class CacheNames:
     """The graph inputs that hold one layer's KV cache, by name.
 
     keys, values [batch, num_kv_heads, context, elements], as `cache_row` says of `bits`; if they
-    are windowed, the newest tokens in so many rows. Codes have scales float32 [1, num_kv_heads, 1,
+    are windowed, the newest tokens in `kept` rows. Codes have scales float32 [1, num_kv_heads, 1,
     channels]. remainders: what those of the first and the `newest` tokens lack, as kv_remainders
     has it; none where it is not kept.
     """
@@ -71,6 +76,7 @@ class CacheNames:
     remainders: str = ""
     newest: int = 0
     is_windowed: bool = False
+    kept: int | None = None
 
 
 def attention(
@@ -94,7 +100,8 @@ def attention(
     turned_elements, epsilon = form.turned_elements, form.epsilon
     by_itself = turned_elements > 0 and _rotates_itself(form, graph.provider)
     is_by_nodes = _is_by_nodes(form, graph.provider)
-    by_itself &= not cache.remainders  # which are of rotated keys
+    among_pictures = bool(names.sees_all) and form.window is not None
+    by_itself &= not (cache.remainders or among_pictures)  # which are of rotated keys
     padded = cache_head_size(head_size, cache.bits)
     gate = ""
     factor = head_size**-0.5 if form.scale is None else form.scale
@@ -116,7 +123,7 @@ def attention(
         if turned_elements and not by_itself:
             query, key = (
                 rope(
-                    graph, x, names.positions, names.cos, names.sin,
+                    graph, x, names.turns or names.positions, names.cos, names.sin,
                     num_heads=count, turned_elements=turned_elements, interleaved=form.interleaved,
                 )
                 for x, count in ((query, num_heads), (key, num_kv_heads))
@@ -146,13 +153,10 @@ def attention(
     # behind 1,000 tokens takes a third longer with it. Windows, caps and sinks have another one.
     takes_blocks = sinks is None and form.window is None and form.soft_cap is None
     has_ways = cache.bits == 8 and takes_blocks and not graph.provider.is_webgpu
-    is_one_row = _is_one_row(graph, qkv) if has_ways else ""
-    output, present_keys, present_values, *weights = _grouped_query(
-        graph, is_one_row,
-        query, key, value, cache.keys, cache.values, names.lengths, names.total,
-        names.cos if by_itself else "", names.sin if by_itself else "",
-        "", "" if exact is None else exact.bias, sinks or "", cache.key_scales, cache.value_scales,
-        outputs=3 if exact is None else 4,
+    sees_all = _is_one_row(graph, qkv) if has_ways else ""
+    if names.sees_all and not among_pictures:
+        sees_all = graph.node("Or", sees_all, names.sees_all) if has_ways else names.sees_all
+    attributes: dict[str, Any] = dict(
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
         rotary_interleaved=int(form.interleaved and by_itself),
         local_window_size=-1 if form.window is None else form.window,
@@ -160,6 +164,38 @@ def attention(
         **({"sliding_window_cache": 1} if cache.is_windowed else {}),
         **_rounding(cache),
     )  # fmt: skip
+    head = query, key, value, cache.keys, cache.values
+    rest = (
+        names.total, names.cos if by_itself else "", names.sin if by_itself else "",
+        names.turns if by_itself else "", "" if exact is None else exact.bias, sinks or "",
+        cache.key_scales, cache.value_scales,
+    )  # fmt: skip
+    outputs = 3 if exact is None else 4
+    if among_pictures:
+        whole, causal = graph.branch("pictures"), graph.branch("causal")
+        seen, ready = seeing_all(
+            whole, query, (key, value), (cache.keys, cache.values),
+            (cache.key_scales, cache.value_scales), names.total, form,
+            size=padded, kept=cache.kept, factor=factor,
+        )  # fmt: skip
+        # Keys and values are written where the past was: after it was read.
+        behind = whole.node("Add", names.lengths, ready)
+        written = whole.nodes(
+            "GroupQueryAttention", *head, behind, *rest, outputs=3, domain=CONTRIB, **attributes
+        )
+        plain = causal.nodes(
+            "GroupQueryAttention", *head, names.lengths, *rest, outputs=3, domain=CONTRIB,
+            **attributes,
+        )  # fmt: skip
+        output, present_keys, present_values = graph.nodes(
+            "If", names.sees_all, outputs=3,
+            then_branch=whole.body(seen, *written[1:]), else_branch=causal.body(*plain),
+        )  # fmt: skip
+        weights: list[str] = []
+    else:
+        output, present_keys, present_values, *weights = _grouped_query(
+            graph, sees_all, *head, names.lengths, *rest, outputs=outputs, **attributes
+        )
     if is_by_nodes:
         caches = present_keys, present_values
         output = _attended(graph, query, caches, names.positions, sinks, form, factor)
@@ -186,25 +222,25 @@ def _is_one_row(graph: OnnxGraph, qkv: str) -> str:
 
 
 def _grouped_query(
-    graph: OnnxGraph, is_one_row: str, *inputs: str, outputs: int, **attributes: Any
+    graph: OnnxGraph, sees_all: str, *inputs: str, outputs: int, **attributes: Any
 ) -> tuple[str, ...]:
-    """GroupQueryAttention. Without a causal mask, which one row does not need, its bits are the
-    same."""
+    """GroupQueryAttention. sees_all: bool, whether it is without a causal mask. Of one row, which
+    needs none, the bits are then the same; empty: it always has one."""
 
     def node(of: OnnxGraph, **more: Any) -> tuple[str, ...]:
         return of.nodes(
             "GroupQueryAttention", *inputs, outputs=outputs, domain=CONTRIB, **attributes, **more
         )
 
-    if not is_one_row:
+    if not sees_all:
         return node(graph)
-    one, several = graph.branch("one_row"), graph.branch("several_rows")
+    whole, causal = graph.branch("sees_all"), graph.branch("causal")
     return graph.nodes(
         "If",
-        is_one_row,
+        sees_all,
         outputs=outputs,
-        then_branch=one.body(*node(one, causal=0)),
-        else_branch=several.body(*node(several)),
+        then_branch=whole.body(*node(whole, causal=0)),
+        else_branch=causal.body(*node(causal)),
     )
 
 

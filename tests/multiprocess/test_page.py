@@ -3,6 +3,7 @@ its return."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -15,7 +16,15 @@ from urllib.parse import quote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    FilePayload,
+    Locator,
+    Page,
+    Route,
+    expect,
+    sync_playwright,
+)
 
 from edge.demos.bundled import MODEL
 from edge.demos.fleet import Fleet
@@ -23,6 +32,7 @@ from edge.demos.shapes import SHAPES, checkpoint
 from tests.support import known_rates
 from tests.support.processes import PATIENCE_S, edge_process
 from tests.support.slow_cases import shown_in_parts
+from tests.support.small_pictures import noise, png
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -173,6 +183,55 @@ def test_what_runs_where_and_a_chat(page: Page) -> None:
     page.locator(".settings summary").click()
     page.locator("#max-tokens").fill("2")
     expect(say(page, QUESTION).locator(".text")).to_have_text("In the")
+
+
+def test_images_are_chosen_dropped_and_sent(page: Page) -> None:
+    """The model reads none, and says so; the page is told that it does."""
+
+    def with_pictures(route: Route) -> None:
+        view = route.fetch().json()
+        view["model"]["reads_pictures"] = True
+        route.fulfill(json=view)
+
+    expect(page.locator("#add-picture")).to_be_hidden()
+    page.route("**/api/cluster?*", with_pictures)
+    expect(page.locator("#add-picture")).to_be_visible()
+    file = png(noise(20, 10))
+    first: FilePayload = {"name": "a.png", "mimeType": "image/png", "buffer": file}
+    note: FilePayload = {"name": "b.txt", "mimeType": "text/plain", "buffer": b"Hello"}
+    page.locator("#picture").set_input_files([first, note])
+    expect(page.locator("#pictures img")).to_have_count(1)
+    page.evaluate(
+        """() => {
+          const data = new DataTransfer();
+          data.items.add(new File(["two"], "c.png", { type: "image/png" }));
+          document.getElementById("ask-form").dispatchEvent(
+            new DragEvent("drop", { dataTransfer: data, cancelable: true, bubbles: true }));
+        }"""
+    )
+    expect(page.locator("#pictures img")).to_have_count(2)
+    axe_finds_nothing(page)
+    page.get_by_label("Remove image 2").click()
+    page.locator("#ask").fill("What is it?")
+    with page.expect_request("**/v1/chat/completions") as request:
+        page.locator("#ask").press("Enter")
+    url = "data:image/png;base64," + base64.b64encode(file).decode()
+    body: Any = request.value.post_data_json
+    assert body["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": url}},
+                {"type": "text", "text": "What is it?"},
+            ],
+        }
+    ]
+    expect(page.locator(".message.user img")).to_have_count(1)
+    expect(page.locator(".message .error")).to_contain_text("reads no images")
+    axe_finds_nothing(page)
+    page.get_by_text("Edit").first.click()
+    expect(page.locator("#pictures img")).to_have_count(1)
+    page.unroute("**/api/cluster?*")
 
 
 def test_an_answer_is_stopped(page: Page, fleet: Fleet) -> None:

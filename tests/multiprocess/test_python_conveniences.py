@@ -18,6 +18,7 @@ from edge.text.tool_schema import tool_schemas
 from tests.multiprocess.conftest import LONG_CONTEXT
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import cluster_of_daemons
+from tests.support.processes import edge as command_line
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -103,7 +104,7 @@ def test_tools_are_told_and_calls_are_read(
             model.chat("Hi", tools=[lambda x: x])
         with pytest.raises(edge.RequestError, match="tool_choice wants 'tides', which is not"):
             model.chat("Hi", tools=[weather], tool_choice="tides")
-        ids, options, tools = model._asking.chat_prompt(
+        ids, options, tools, _tiles = model._asking.chat_prompt(
             "Hi",
             edge.GenerationOptions(),
             tools=[weather],
@@ -130,7 +131,7 @@ def test_tools_are_told_and_calls_are_read(
         ([{"role": "user", "content": ["x"]}], "a text or a list of its parts, not ..x"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}],
-            "a part of type 'image_url', and only text is read; leave it out",
+            "a part of type 'image_url', and only text and images are read; leave it out",
         ),
         ([{"role": "user", "content": [{"type": "text"}]}], "a part of a message has no text"),
     ],
@@ -144,6 +145,23 @@ def test_messages_that_are_none_are_refused(
     assert raised.value.remedy
     with pytest.raises(edge.RequestError, match=sentence):
         model.tokenizer.chat(messages)
+
+
+def test_images_are_refused_by_a_model_that_reads_none(model: edge.Model) -> None:
+    image = {"type": "image", "image": b"not even looked at"}
+    with pytest.raises(edge.RequestError, match=f"{model.name} reads no images; leave them out"):
+        model.chat([{"role": "user", "content": [image]}])
+    assert not model.reads_pictures
+
+
+def test_images_of_a_prompt_are_refused_by_a_model_that_reads_none(
+    cluster: edge.Cluster, talker: Path
+) -> None:
+    (address,) = (peer.address for peer in cluster.peers)
+    given = ("run", talker, "-p", "What is it?", "--image", "a.png", "--peer", address)
+    assert f"{talker.name} reads no images; leave them out" in command_line(*given).sentence()
+    told = command_line(*given, "--raw").sentence()
+    assert told.startswith("images have their place in the chat template, and --raw uses none")
 
 
 def test_parts_of_a_text_are_one(model: edge.Model) -> None:

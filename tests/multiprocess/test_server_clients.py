@@ -486,7 +486,7 @@ def test_who_may_come_in(url: str) -> None:
     assert request(url, "GET", "/v1/models", host="localhost:1")[0] == 200
     assert request(url, "GET", "/nothing")[0] == 404
     assert request(url, "GET", "/v1/messages")[0] == 405
-    assert request(url, "POST", "/v1/messages", b" " * (9 << 20))[0] == 413
+    assert request(url, "POST", "/v1/messages", b" " * (33 << 20))[0] == 413
     status, headers, _ = request(url, "GET", "/v1/models", origin="https://evil.example")
     assert status == 200
     assert "access-control-allow-origin" not in headers

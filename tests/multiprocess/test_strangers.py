@@ -360,7 +360,17 @@ def test_garbage_on_a_daemons_port_while_it_answers(
 
 
 STEP = {
-    "entries": [{"request": "r", "position": 0, "tokens": [1], "logit_rows": 1}],
+    "entries": [
+        {
+            "request": "r",
+            "position": 0,
+            "tokens": [1],
+            "logit_rows": 1,
+            "turns": [],
+            "shift": 0,
+            "sees_all": False,
+        }
+    ],
     "run": 1,
     "singly": False,
     "states": False,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from edge.backends.interface import ShardWeights
 from edge.backends.null.program import NullProgram
+from edge.backends.null.tower import NullTower
 from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
 from edge.models.spec import FURTHER_HEAD, ModelSpec
+from edge.models.towers.tower import Tower
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
@@ -70,3 +72,9 @@ class NullBackend:
             kv_dtype=kv_dtype,
             kv_tier=kv_tier,
         )
+
+    def load_tower(
+        self, tower: Tower, weights: ShardWeights, weight_format: WeightFormat
+    ) -> NullTower:
+        """See `open_tower`."""
+        return NullTower(tower, weight_bytes=weights.manifest.total_bytes)

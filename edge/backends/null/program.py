@@ -19,6 +19,7 @@ from edge.errors import RequestError
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.memory.step_memory import most_rows
 from edge.memory.windows import room_token_bytes
+from edge.models.pictures import PICTURE_IDS
 from edge.models.spec import ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepEntry, StepLimits
@@ -109,11 +110,11 @@ class NullProgram(HostKvStorage):
         check_step(step, self._limits, vocab_size=self._spec.vocab_size)
         self._moves.arrive(step)
         state = self.receive_buffer(step)
-        if hidden is None:
-            self._embed(step, state)
+        if self._layout.is_first_stage:
+            self._embed(step, state, hidden)
             if self._layout.sums_embedding:
                 self._sum(step, state, collective)
-        elif hidden.ctypes.data != state.ctypes.data:
+        elif hidden is not None and hidden.ctypes.data != state.ctypes.data:
             state[...] = hidden
         for layer in self._layout.layers:
             flips = np.zeros_like(state)
@@ -195,20 +196,27 @@ class NullProgram(HostKvStorage):
         self._moves.close()
         self._cache.pool.close()
 
-    def _embed(self, step: Step, state: NDArray[np.float32]) -> None:
-        """Set the tokens' embedding. Tokens outside this shard's vocabulary stay zeros."""
+    def _embed(
+        self, step: Step, state: NDArray[np.float32], pictures: NDArray[np.float32] | None
+    ) -> None:
+        """Set the tokens' embedding, and rows of pictures to their signs. Tokens outside this
+        shard's vocabulary stay zeros."""
         bits = np.arange(self._spec.hidden_size)
         ids = np.asarray([entry.tokens for entry in step.entries], np.uint64)
         part = self._layout.embedding
         is_here = (ids >= part.start) & (ids < part.stop)
-        state[...] = token_bits(ids, bits) & is_here[..., None]
+        are_rows = ids >= PICTURE_IDS
+        signs = 0 if pictures is None else pictures > 0
+        embedded = token_bits(ids, bits) & is_here[..., None]
+        state[...] = np.where(are_rows[..., None], signs, embedded)
 
     def _attend(self, step: Step, layer: int, flips: NDArray[np.float32]) -> None:
         """Write the tokens' keys and values, and set the bits that this shard's heads flip."""
         all_bits, heads = self._attended[layer]
         window = self._layout.attentions[layer].window_rows
         for place, entry in enumerate(step.entries):
-            new = np.asarray(entry.tokens, "<u4").view(np.uint8).reshape(-1, _ID_BYTES)
+            ids = np.asarray(entry.tokens, np.uint64)  # of pictures' rows the lower half
+            new = ids.astype("<u4").view(np.uint8).reshape(-1, _ID_BYTES)
             slot = self._cache.pool.open(entry.request)
             rows = [array[0] for array in self._cache.layer(layer, slot, 1)]
             first = 0 if window is None else window.first(entry.position)
@@ -259,7 +267,7 @@ def _ids(rows: NDArray[Any]) -> NDArray[np.uint64]:
 
 def _state_of(tokens: Sequence[int], before: int = 0) -> int:
     for token in tokens:
-        before = (31 * before + token + 1) % _STATE_LIMIT
+        before = (31 * before + token % 2**32 + 1) % _STATE_LIMIT
     return before
 
 

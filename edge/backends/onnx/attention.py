@@ -53,7 +53,13 @@ def lower_attention(
             build.graph,
             packed,
             cache,
-            _inputs(build, part, entry, needs_positions=bool(cache.remainders)),
+            _inputs(
+                build,
+                part,
+                entry,
+                needs_positions=bool(cache.remainders)
+                or (part.sees_pictures and part.window is not None),
+            ),
             part.packed(build.spec.norm_epsilon),
             query_norm=build.vector(f"{p}query_norm"),
             key_norm=build.vector(f"{p}key_norm"),
@@ -85,7 +91,14 @@ def _inputs(
         part.packed(build.spec.norm_epsilon), graph.provider
     ):
         positions = graph.input(entry.named("positions"), np.int64, [entry.size, "tokens"])
+    turns = sees_all = ""
+    if part.rotary.axes:
+        turns = graph.input(entry.named("turns"), np.int64, [entry.size, "tokens"])
+    if part.sees_pictures and not graph.provider.is_webgpu:
+        sees_all = graph.input("sees_all", np.bool_, [])
     return AttentionNames(
+        turns=turns,
+        sees_all=sees_all,
         cos=cos,
         sin=sin,
         positions=positions,
@@ -101,7 +114,7 @@ def _cache(build: SegmentBuilder, layer: int, part: Attention, entry: Entry) -> 
     values = build.input(entry.named(f"past_value_{layer}"), dtype, shape)
     is_windowed = part.kept_tokens is not None
     if bits is None:
-        return CacheNames(keys=keys, values=values, is_windowed=is_windowed)
+        return CacheNames(keys=keys, values=values, is_windowed=is_windowed, kept=part.kept_tokens)
     scales: list[int | str] = [1, part.num_kv_heads, 1, cache_head_size(part.head_size, bits)]
     remainders = ""
     if keeps_remainders(bits) and layer in build.layout.caches:
@@ -115,6 +128,7 @@ def _cache(build: SegmentBuilder, layer: int, part: Attention, entry: Entry) -> 
         remainders=remainders,
         newest=NEWEST_TOKENS,
         is_windowed=is_windowed,
+        kept=part.kept_tokens,
     )
 
 

@@ -106,7 +106,7 @@ def lower(
 
 def _layer(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     _mixer(build, stream, layer)
-    _feed_forward(build, stream, layer)
+    lower_feed_forward(build, stream, layer)
     _token_inputs(build, stream, layer)
 
 
@@ -118,7 +118,8 @@ def _mixer(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     _part(build, stream, layer, part, after_part(build, norm))
 
 
-def _feed_forward(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
+def lower_feed_forward(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
+    """Add the feed-forward block of a layer, and what follows its product."""
     prefix = f"layers.{layer}."
     after = after_part(
         build,
@@ -163,7 +164,7 @@ def _streamed(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None
     _mixer(build, stream, layer)
     if layout.is_split:
         build.kind = f"feed-forward {kind}"
-    _feed_forward(build, stream, layer)
+    lower_feed_forward(build, stream, layer)
     if layout.is_split:
         build.kind = f"token inputs {kind}"
     _token_inputs(build, stream, layer)

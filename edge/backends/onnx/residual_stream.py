@@ -53,6 +53,10 @@ class ResidualStream:
         added += ", apart" * bool(self._after.apart)
         return added if self._scale is None else f"{added}, scaled"
 
+    def begin_tower(self, patches: str) -> None:
+        """Begin with patches and their positions."""
+        self._hidden = patches
+
     def begin_model(self) -> None:
         """Begin with the embedding's rows, which are an input. Of a divided table, sum them over
         the shards."""

@@ -38,6 +38,8 @@ from edge.kernels.matmul.onnx import matmul, matmul_weight
 from edge.kernels.matmul.reference import matmul as matmul_reference
 from edge.kernels.onnx_cases import CaseGraph
 from edge.kernels.onnx_graph import CPU, OnnxGraph, Provider
+from edge.kernels.patch_attention.onnx import patch_attention
+from edge.kernels.patch_attention.reference import patch_attention as patch_attention_reference
 from edge.kernels.rms_norm.onnx import add_rms_norm
 from edge.kernels.rms_norm.reference import add_rms_norm as norm_reference
 from edge.kernels.short_convolution.onnx import short_convolution
@@ -50,6 +52,7 @@ from edge.models.linear_attention import LinearAttention
 from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import FeedForward, ModelSpec
+from edge.models.towers.tower import Tower
 from edge.protocol.step import SHORTEST_STEP
 from edge.weights.block_matrices import Blocks
 from edge.weights.recipe import StoredMatrix
@@ -145,6 +148,33 @@ def run_self_check(
         for stored in arrays.stored(name):
             check.product(stored)
     return check.run(session, judge)
+
+
+def run_tower_check(
+    tower: Tower,
+    arrays: ShardArrays,
+    session: Callable[[bytes], ort.InferenceSession],
+    *,
+    provider: Provider = CPU,
+) -> None:
+    """Check the operators of a tower's first layer, and its products behind the layers. Raises
+    RequestError with an operator whose error is too large. session: opens one for a model."""
+    check = _Check(tower.encoder, arrays, provider, ROWS)
+    layer = arrays.layout.layer(0)
+    assert isinstance(layer.mixer, Attention)
+    check.patch_attention(layer.mixer)
+    if isinstance(layer.feed_forward, PlainMlp):
+        check.activated(layer.feed_forward)
+    elif layer.feed_forward is not None:
+        check.gated(layer.feed_forward)
+    for name in ("attention_norm", "mlp_norm"):
+        check.norm(f"layers.0.{name}")
+    for matrix in arrays.layout.matrices:
+        if matrix.name.startswith("layers.0.") or not matrix.name.startswith("layers."):
+            for stored in arrays.stored(matrix.name):
+                check.product(stored)
+    remedy = "install another version of onnxruntime on it"
+    check.run(session, Judge(backend="ort", device_name="CPU", remedy=remedy))
 
 
 class _Check:
@@ -391,6 +421,14 @@ class _Check:
         self._add(
             f"rope and attention (layer {layer})", face, formula, form.columns,
             weights=(*norms, sinks), attends=True,
+        )  # fmt: skip
+
+    def patch_attention(self, part: Attention) -> None:
+        size, heads = part.head_size, part.num_heads
+        scale = size**-0.5 if part.score_scale is None else part.score_scale
+        self._add(
+            "attention of patches", patch_attention, patch_attention_reference,
+            *[heads * size] * 3, num_heads=heads, scale=scale,
         )  # fmt: skip
 
     def latent_attention(self, layer: int, part: Attention) -> None:

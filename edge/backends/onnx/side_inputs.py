@@ -61,13 +61,20 @@ class SideInputs:
         kept = (rows_of(self._kept[each], size, batch, tokens) for each in behind)
         return np.concatenate([hidden, *kept], axis=-1, out=handed)
 
-    def look_up(self, tables: EmbeddingRows, buffers: StepBuffers, rows: int) -> None:
+    def look_up(
+        self, tables: EmbeddingRows, buffers: StepBuffers, rows: int, *, has_pictures: bool
+    ) -> None:
         """Read the table rows of the first `rows` tokens from disk. The embedding's rows are the
-        first stage's hidden state."""
+        first stage's hidden state. has_pictures: it has rows of pictures."""
         is_first, tokens = self._layout.is_first_stage, buffers.tokens[:rows]
         hidden = buffers.hidden[0] if is_first else self._embedded
         flat = hidden[: rows * self._hidden_size]
-        tables.read_into(flat.reshape(rows, -1), tokens, buffers.positions[:rows])
+        tables.read_into(
+            flat.reshape(rows, -1),
+            tokens,
+            buffers.positions[:rows],
+            has_pictures=has_pictures and is_first,
+        )
         if self._layout.token_columns:
             if is_first:
                 self._embedded[: len(flat)] = flat

@@ -14,8 +14,9 @@ from edge.backends.onnx.segments import gram_names, rotation_names
 from edge.errors import RequestError
 from edge.kernels.latent_attention.onnx import seen_places
 from edge.memory.step_memory import Widths, most_batched, most_logits, most_rows
+from edge.models.rotary import AXES
 from edge.models.spec import ModelSpec
-from edge.protocol.step import Step, StepLimits
+from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import observed_runs
 
@@ -78,9 +79,19 @@ class StepBuffers:
         runs = observed_runs(layout) if limits.observes else ()
         self.grams = [np.zeros(run.shape, np.float32) for run in runs]
         """Sums over inputs of products, in the order of `observed_runs`."""
-        self._of_all_steps: dict[str, Array] = {}
+        self._of_all_steps: dict[str, NDArray[Any]] = {"sees_all": np.zeros((), np.bool_)}
+        self.turns = np.zeros(most, np.int64)
+        self._context_tokens = limits.context_tokens
+        self._turned: list[tuple[NDArray[np.intp], tuple[Array, ...]]] = []
+        """The axes of rotations that have some, and their tables. Behind the rows of positions
+        these have one for each token of a step, for rows of pictures."""
         for number, rotation in enumerate(layout.rotations):
             tables = rotation.tables(limits.context_tokens)
+            if rotation.axes:
+                more = ((0, limits.chunk_tokens), (0, 0))
+                cos, sin = (np.pad(table, more) for table in tables)
+                tables = cos, sin
+                self._turned.append((np.asarray(rotation.axes), tables))
             self._of_all_steps |= zip(rotation_names(number), tables, strict=True)
         for run, gram in zip(runs, self.grams, strict=True):
             self._of_all_steps |= dict.fromkeys(gram_names(run), gram)
@@ -117,10 +128,12 @@ class StepBuffers:
                 start = first_token + index * tokens
                 self.tokens[start : start + tokens] = entry.tokens
                 self.positions[start : start + tokens] = np.arange(entry.position, entry.end)
+                self._turn(entry, start)
                 self._lengths[half, index] = entry.end - 1
                 self._totals[half, index] = entry.end
+            self._of_all_steps["sees_all"][()] = part.entries[0].sees_all
             if fills_up:
-                self.tokens[part.batch] = self.positions[part.batch] = 0
+                self.tokens[part.batch] = self.positions[part.batch] = self.turns[part.batch] = 0
                 self._lengths[half, part.batch] = 0
             self._rows[half, : max(rows, 1)] = np.arange(tokens - max(rows, 1), tokens)
             if part.states:
@@ -147,6 +160,19 @@ class StepBuffers:
             first_token, first_row = first_token + tokens, first_row + rows
         return shapes
 
+    def _turn(self, entry: StepEntry, start: int) -> None:
+        """Set the rows of rotary tables for an entry's tokens, from row `start` of the step on."""
+        places = slice(start, start + len(entry.tokens))
+        if not entry.turns:
+            self.turns[places] = self.positions[places] - entry.shift
+            return
+        own = np.arange(self._context_tokens + places.start, self._context_tokens + places.stop)
+        self.turns[places] = own
+        turns = np.asarray(entry.turns).reshape(AXES, -1)
+        for axes, tables in self._turned:
+            for table in tables:
+                table[own] = table[turns[axes].T, np.arange(len(axes))]
+
     def arrays(
         self, shape: StepShape, index: int, *, parts_before: int, parts: int
     ) -> dict[str, NDArray[Any]]:
@@ -160,6 +186,7 @@ class StepBuffers:
         return {
             "tokens": self.tokens[first : first + batch * tokens].reshape(batch, tokens),
             "positions": self.positions[first : first + batch * tokens].reshape(batch, tokens),
+            "turns": self.turns[first : first + batch * tokens].reshape(batch, tokens),
             "rows": self._rows[shape.half, :rows],
             "head_rows": self._head_rows[shape.half, :head_rows],
             "hidden": rows_of(self.hidden[read], size, *place),
@@ -182,6 +209,7 @@ class StepBuffers:
                 f"lengths.{number}": self._lengths[shape.half, number : number + 1],
                 f"total.{number}": self._totals[shape.half, number : number + 1].reshape(()),
                 f"positions.{number}": self.positions[None, first : first + shape.tokens],
+                f"turns.{number}": self.turns[None, first : first + shape.tokens],
             }
         return arrays
 

@@ -132,7 +132,9 @@ class GraphSteps(ABC, Generic[_G]):
         rows = step.batch * step.num_tokens + fills_up
         self._begin_step(rows)
         if self._graphs.embedding is not None:
-            self._side_inputs.look_up(self._graphs.embedding, self._buffers, rows)
+            self._side_inputs.look_up(
+                self._graphs.embedding, self._buffers, rows, has_pictures=hidden is not None
+            )
         self._run(shapes, collective)
         self._graphs.check()  # the weights did not change during the step
         self._wrote(step, slot)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge.backends.triton.device import Device, Mirror, rows_of
+from edge.models.pictures import is_row
 from edge.protocol.step import Step, StepLimits
 
 _LANES = 2
@@ -129,7 +130,8 @@ class StepBuffers:
         at_lengths = at_starts + requests + 1
         for index, entry in enumerate(part.entries):
             first = index * tokens
-            host[start + first : start + first + tokens] = entry.tokens
+            ids = [0 if is_row(each) else each for each in entry.tokens]  # looked up on the host
+            host[start + first : start + first + tokens] = ids
             host[at_positions + first : at_positions + first + tokens] = np.arange(
                 entry.position, entry.end
             )

@@ -24,6 +24,7 @@ from edge.backends.triton.logits import DeviceLogits
 from edge.backends.triton.nccl import TorchSums, device_sums
 from edge.backends.triton.streaming import StreamedLayers
 from edge.errors import RequestError
+from edge.models.pictures import is_row
 from edge.offload import KVTier
 from edge.protocol.step import Step, StepLimits
 from edge.transport import BackgroundWork, Collective
@@ -60,6 +61,8 @@ class TritonProgram(SwappedKv):
         self._embedding = embedding
         self._streamed = streamed
         self._open_streamed = open_streamed
+        self._embeds_on_host = False
+        """Whether the current step's embedding is looked up on the host."""
         self._cut()
         if streamed is not None:
             streamed.start()
@@ -135,20 +138,26 @@ class TritonProgram(SwappedKv):
         lanes = buffers.lanes(parts_of(step, is_split=self._layout.is_split))
         rows = self._hidden_rows(step)
         tokens = np.asarray([token for entry in step.entries for token in entry.tokens])
-        if self._is_embedded_by_host:
-            positions = [np.arange(entry.position, entry.end) for entry in step.entries]
-            self._embedding.read_into(
-                rows.reshape(tokens.size, -1), tokens, np.concatenate(positions)
-            )
-            buffers.hidden.to_device(0, rows.size)
-        elif hidden is not None:
+        if hidden is not None:
             received = self.receive_buffer(step)
             if hidden.ctypes.data != received.ctypes.data:
                 received[...] = hidden
             if received.size != rows.size:
                 self._side.take_apart(received, rows)
+        is_first = self._layout.is_first_stage and bool(self._layout.embedding)
+        has_pictures = is_first and any(map(is_row, tokens.tolist()))
+        self._embeds_on_host = has_pictures or (is_first and self._operators.embedding is None)
+        if self._embeds_on_host:
+            positions = [np.arange(entry.position, entry.end) for entry in step.entries]
+            self._embedding.read_into(
+                rows.reshape(tokens.size, -1),
+                tokens,
+                np.concatenate(positions),
+                has_pictures=hidden is not None,
+            )
+        if hidden is not None or self._embeds_on_host:
             buffers.hidden.to_device(0, rows.size)
-        self._side.look_up(self._embedding, tokens, rows if hidden is None else None)
+        self._side.look_up(self._embedding, tokens, rows if self._embeds_on_host else None)
         self._run(lanes, collective)
         for entry in step.entries:
             self._cache.wrote(self._cache.open(entry.request), entry.end)
@@ -317,11 +326,6 @@ class TritonProgram(SwappedKv):
             if work is not None:
                 work.wait()
 
-    @property
-    def _is_embedded_by_host(self) -> bool:
-        has_rows = self._layout.is_first_stage and bool(self._layout.embedding)
-        return has_rows and self._operators.embedding is None
-
     def _begin(self, index: int) -> None:
         """Wait until the segment's weights, keys and values are on the device."""
         layer = self._first.get(index)
@@ -352,7 +356,7 @@ class TritonProgram(SwappedKv):
             segment
             for segment in map(self._segments.__getitem__, indices)
             if (lane.logit_rows or not segment.is_head)
-            and not (segment.is_embedding and self._is_embedded_by_host)
+            and not (segment.is_embedding and self._embeds_on_host)
         ]
         if not segments:
             return  # CUDA records no empty graphs
@@ -361,7 +365,9 @@ class TritonProgram(SwappedKv):
             for segment in segments:
                 segment.launch(lane)
 
-        key = None if lane.key is None else (indices, lane.key, self._cache.is_spread)
+        key = None
+        if lane.key is not None:
+            key = indices, lane.key, self._cache.is_spread, self._embeds_on_host
         self._launches.run(key, work)
 
     def _summed(self, segment: LaunchSegment, lane: Lane, *, on_host: bool) -> Any:

@@ -33,7 +33,14 @@ from edge.host.gpu_adapters import (
 )
 from edge.kernels.onnx_graph import WEBGPU
 from edge.memory.step_memory import keeps_windows
-from edge.models.spec import FURTHER_HEAD, ROUNDED_KV, WEIGHTS_ON_DISK, WINDOWED_KV, ModelSpec
+from edge.models.spec import (
+    FURTHER_HEAD,
+    PLACED_PICTURES,
+    ROUNDED_KV,
+    WEIGHTS_ON_DISK,
+    WINDOWED_KV,
+    ModelSpec,
+)
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
@@ -55,7 +62,7 @@ class WebGpuBackend:
     """The adapter that WebGPU chooses."""
 
     name = "webgpu"
-    lacks = frozenset((WEIGHTS_ON_DISK, ROUNDED_KV, WINDOWED_KV, FURTHER_HEAD))
+    lacks = frozenset((WEIGHTS_ON_DISK, ROUNDED_KV, WINDOWED_KV, PLACED_PICTURES, FURTHER_HEAD))
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads

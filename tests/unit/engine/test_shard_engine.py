@@ -212,7 +212,7 @@ def test_what_a_session_has_read_is_there_for_the_next(plan: str, kv_dtype: KvDt
             answer = engines.reply("r", prompt, count, known=known)
             tokens = len(prompt) + count - 1
             assert engines.programs[0].counts.tokens - before == tokens - known
-            said = np.asarray(answer[:-1], np.int32) if keeps_answer else None
+            said = np.asarray(answer[:-1], np.int64) if keeps_answer else None
             for session in engines.sessions:
                 kept = tokens if keeps_answer else len(prompt)
                 session.finish("r", kept_tokens=kept, answer=said)
@@ -237,7 +237,7 @@ def test_answers_are_stored_on_disk_without_a_further_step(tmp_path: Path) -> No
         (session,) = found.sessions
         found.each(lambda each: each.match_prefix("r", np.asarray(prompt, "<i4")))
         answer = found.reply("r", prompt, size)
-        said = np.asarray(answer[:-1], np.int32)
+        said = np.asarray(answer[:-1], np.int64)
         session.finish("r", kept_tokens=len(prompt) + size - 1, answer=said)
         until = time.monotonic() + REPORT_WITHIN_S
         while len(list(tmp_path.iterdir())) < 3:

@@ -15,7 +15,15 @@ from edge.protocol.frame_codec import from_frame, to_frame
 from edge.protocol.step import MAX_END_IDS, MAX_REQUESTS
 from edge.transport import Frame
 
-ENTRY = {"request": "r", "position": 0, "tokens": [1], "logit_rows": 1}
+ENTRY = {
+    "request": "r",
+    "position": 0,
+    "tokens": [1],
+    "logit_rows": 1,
+    "turns": [],
+    "shift": 0,
+    "sees_all": False,
+}
 TERMS: dict[str, Any] = {
     "sampling": {},
     "end_ids": [],

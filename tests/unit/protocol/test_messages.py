@@ -32,6 +32,7 @@ from edge.transport import Frame, WireRule
 from edge.transport.frame import decode, encode
 from tests.support.formats import uniform_format
 from tests.support.specs import plain_spec
+from tests.unit.models.test_towers import made
 from tests.unit.protocol.test_measurements import PROBE, PROFILE, TIMES
 
 SPEC = plain_spec(
@@ -46,6 +47,8 @@ SPEC = plain_spec(
     windows=(None, 4, None),
     tied_embeddings=True,
 )
+
+TOWER = made("smolvlm")
 
 WHOLE = Shard(device="d", heads=range(2), ffn_columns=range(32), vocab=range(50))
 
@@ -123,6 +126,29 @@ FRAMES_SENT = (
     messages.Logits(rows=b"1234"),
     messages.States(rows=b"1234"),
     RunStep(session="s", step=Step(entries=ENTRIES[:1], states=True)),
+    messages.OpenTower(
+        session="s", tower=TOWER, weight_format=uniform_format("int8", 32), manifest_digest="0" * 64
+    ),
+    messages.ReadTile(session="s", height=2, width=3, patches=b"\0\1\2\3"),
+    messages.TakeRows(session="s", first=0, last=5),
+    messages.CloseTower(session="s"),
+    messages.PictureRows(session="s", request="r", position=5, rows=b"\0\1\2\3"),
+    RunStep(
+        session="s",
+        step=Step(
+            entries=(
+                StepEntry(
+                    request="r",
+                    position=5,
+                    tokens=(1 << 52,),
+                    logit_rows=0,
+                    turns=(3, 4, 5),
+                    shift=2,
+                    sees_all=True,
+                ),
+            )
+        ),
+    ),
     messages.YieldRun(session="s"),
     messages.SwapOut(session="s", request="r"),
     messages.SwappedOut(request="r", why_not="full"),
@@ -226,6 +252,7 @@ ANSWERS = (
     TokenSteps(steps=3, rows=4, tokens=5, compute_s=0.5),
     messages.Gram(content=b"\0\0\x80?"),
     messages.HeldPrefix(pieces=bytes(12)),
+    messages.TileRows(rows=bytes(64)),
     messages.PrefixPieces(content=b"\0\1\2\3\4"),
     AllKept(
         files=(
@@ -466,7 +493,8 @@ def step_of(entries: list[Any], **changes: Any) -> dict[str, Any]:
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    return {"request": "a", "position": 0, "tokens": [1], "logit_rows": 1} | changes
+    more = {"turns": [], "shift": 0, "sees_all": False}
+    return {"request": "a", "position": 0, "tokens": [1], "logit_rows": 1} | more | changes
 
 
 @pytest.mark.parametrize(
@@ -604,7 +632,7 @@ def test_a_prompt_arrives_as_it_was() -> None:
         (b"abc", "no whole number of token ids"),
         (token_bytes([50]), "all of them below 50"),
         (token_bytes([-1]), "all of them below 50"),
-        (bytes(16), "of at most"),
+        (bytes(32), "of at most"),
     ],
 )
 def test_what_is_no_prompt(payload: bytes, message: str) -> None:

@@ -1,0 +1,127 @@
+"""Answers to prompts with pictures are those of `transformers`, on any plan, and go on when devices
+are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+from edge.answers.terms import GenerationOptions
+from edge.api.reply import Reply, ReplyStream
+from edge.runs.pictures import Pictures
+from tests.support.plans import LAYOUTS, make_plan
+from tests.support.processes import Daemon, cluster_of_daemons, start_together
+from tests.support.seeing_models import FAMILIES, Asked, SeeingModel
+from tests.support.slow_cases import every_pair, repeats_are_slow
+
+CONTEXT = 512
+PLANS = ("solo", "pipeline_2", "tensor_3")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edge.Cluster]:
+    with cluster_of_daemons(tmp_path_factory.mktemp("daemons"), (), (), (), ()) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SeeingModel]:
+    return {}
+
+
+def model_of(
+    family: str, made: dict[str, SeeingModel], folders: pytest.TempPathFactory
+) -> SeeingModel:
+    if family not in made:
+        made[family] = SeeingModel(family, folders.mktemp(family))
+    return made[family]
+
+
+def loaded(cluster: edge.Cluster, model: SeeingModel, layout: str, **options: Any) -> edge.Model:
+    plan = make_plan(model.spec, layout, model=model.path.name, column_multiple=32)
+    options = {"dtype": "float32", "context_tokens": CONTEXT, **options}
+    return cluster.load(model.path, plan=plan, **options)
+
+
+def answer(model: edge.Model, asked: Asked, tokens: int, prompt: Sequence[int] = ()) -> Reply:
+    options = GenerationOptions(max_new_tokens=tokens, ignore_eos=True)
+    begin = model._asking.reply_to(prompt or asked.prompt, options, tiles=asked.tiles)
+    stream = ReplyStream(begin, model._loop)
+    for _token in stream:
+        pass
+    return stream.reply()
+
+
+def pictures_of(model: edge.Model) -> Pictures:
+    pictures = model._asking._model.pictures
+    assert pictures is not None
+    return pictures
+
+
+@pytest.mark.parametrize(
+    ("family", "layout", "count"), repeats_are_slow(every_pair(FAMILIES, PLANS, (2, 3, 1)))
+)
+def test_answers(
+    cluster: edge.Cluster,
+    made: dict[str, SeeingModel],
+    tmp_path_factory: pytest.TempPathFactory,
+    family: str,
+    layout: str,
+    count: int,
+) -> None:
+    seeing = model_of(family, made, tmp_path_factory)
+    asked = seeing.asked(count, before=40, seed=count)
+    expected = seeing.greedy(asked, 32)
+    with loaded(cluster, seeing, layout) as model:
+        assert list(answer(model, asked, 32).token_ids) == expected
+        pictures = pictures_of(model)
+        assert pictures.read == count
+        planned = {f"local-{number + 1}" for number in range(len(LAYOUTS[layout]))}
+        if layout != "tensor_3":
+            assert pictures.device not in planned
+        further = (*asked.prompt, *expected[:20], 5, 6)
+        reply = answer(model, asked, 4, further)
+        assert pictures.read == count, "the next turn reads nothing"
+        if not any(each.window for each in seeing.spec.attentions.values()):
+            # Of windows, so small a context keeps no copies.
+            assert reply.statistics["found_tokens"] >= len(asked.prompt) - 6
+
+
+@pytest.mark.parametrize("gone", ["reader", "sampler"])
+def test_a_lost_device_changes_no_token(
+    made: dict[str, SeeingModel],
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    gone: str,
+) -> None:
+    """The one that read the picture, which the next picture then has another reader of; or one of
+    the plan, whose tokens are computed again."""
+    seeing = model_of("qwen3_5", made, tmp_path_factory)
+    asked, other = seeing.asked(1, before=20, seed=1), seeing.asked(2, before=20, seed=2)
+    starts = [
+        partial(Daemon, tmp_path / name, "--no-announce", "--name", name)
+        for name in ("local-1", "local-2", "local-3")
+    ]
+    with (
+        start_together(*starts) as daemons,
+        edge.Cluster.connect([daemon.address for daemon in daemons]) as cluster,
+        loaded(cluster, seeing, "pipeline_2") as model,
+    ):
+        names = dict(zip(("local-1", "local-2", "local-3"), daemons, strict=True))
+        options = GenerationOptions(max_new_tokens=60, ignore_eos=True)
+        begin = model._asking.reply_to(asked.prompt, options, tiles=asked.tiles)
+        stream = ReplyStream(begin, model._loop)
+        tokens = [next(stream).token_id for _number in range(3)]
+        reader = pictures_of(model).device
+        assert reader == "local-3"
+        names[reader if gone == "reader" else "local-2"].kill()
+        tokens += [token.token_id for token in stream]
+        assert tokens == seeing.greedy(asked, 60)
+        assert len(model.recoveries) == (gone == "sampler")
+        assert list(answer(model, other, 8).token_ids) == seeing.greedy(other, 8)
+        assert pictures_of(model).read == 3
