@@ -16,13 +16,14 @@ from edge.answers.documents import text_after_documents
 from edge.answers.journal import Journal
 from edge.answers.journal_records import JournalHead
 from edge.answers.terms import AnswerReading, GenerationOptions, Terms
-from edge.api.kept_documents import conversation_after, kept_documents
+from edge.api.chat_prompts import Messages, chat_prompt
+from edge.api.kept_documents import kept_documents
 from edge.api.kept_reply import KeptReply
 from edge.api.loaded_model import LoadedModel
 from edge.api.reply import AskedReply, BeginReply, ReplyFeed
-from edge.api.tool_choice import chosen, with_calls
 from edge.errors import PromptLengthError, RequestError, shown
 from edge.models.further_head import FURTHER_FAMILIES
+from edge.models.pictures import Tile, is_row
 from edge.text.grammar import Matcher
 from edge.text.tool_schema import Tool, tool_schemas
 from edge.text.tool_types import tool_types
@@ -34,9 +35,6 @@ LONGEST_ID = 256
 
 Prompts = list[str] | list[list[int]]
 """A list of prompts."""
-
-Messages = str | Sequence[Mapping[str, object]]
-"""A conversation: objects with role and content; or the text of a user's only message."""
 
 
 def several(prompt: Prompt | Prompts) -> Sequence[Prompt] | None:
@@ -64,13 +62,15 @@ class Asking:
         options: GenerationOptions,
         *,
         chat_tools: Sequence[Tool] | None = None,
+        tiles: Sequence[Tile] = (),
         client: str = "",
         cache_salt: str = "",
         id: str | None = None,
     ) -> BeginReply:
         """A reply that its reader starts. Checks the prompt and the options.
 
-        chat_tools: the tools that the answer may call; None: the prompt is no conversation.
+        chat_tools: the tools that the answer may call; None: the prompt is no conversation. tiles:
+        the prompt's pictures, whose rows have ids in it.
         """
         if id is not None and not (id.isprintable() and len(id) <= LONGEST_ID):
             raise RequestError(
@@ -80,6 +80,7 @@ class Asking:
             prompt,
             options,
             chat_tools,
+            tiles=tiles,
             client=client,
             cache_salt=_digest(cache_salt),
         )
@@ -98,6 +99,8 @@ class Asking:
         prompt: Prompt,
         options: GenerationOptions,
         chat_tools: Sequence[Tool] | None = None,
+        *,
+        tiles: Sequence[Tile] = (),
         **further: Any,
     ) -> Terms:
         """The checked terms of an answer to this prompt. further: see GenerationOptions.terms."""
@@ -113,7 +116,7 @@ class Asking:
             raise RequestError(
                 "token ids begin with no document", remedy="give a text, or leave context out"
             )
-        tokens = self.checked_ids(self.ids(prompt))
+        tokens = self.checked_ids(self.ids(prompt), has_pictures=bool(tiles))
         room = self._model.context_tokens - len(tokens)
         if room < 1:
             raise self._too_long(len(tokens), ": no room for an answer")
@@ -126,6 +129,9 @@ class Asking:
             reading=None if chat_tools is None else self._reading(tokens, chat_tools),
             **further,
         )
+        terms = replace(terms, tiles=tuple(tiles))
+        if tiles and terms.speculate in ("draft", "mtp"):
+            terms = replace(terms, speculate="auto")  # which knows tokens only
         if terms.speculate == "draft" and not self._model.has_draft:
             raise RequestError(
                 'speculate "draft" needs a draft model', remedy="load the model with one: draft"
@@ -176,7 +182,7 @@ class Asking:
                 f"the reply {journal.id} cannot continue on this model, which has {unlike}",
                 remedy=f"load it as it was: edge run --resume {journal.id}",
             )
-        self.checked_ids(terms.prompt)
+        self.checked_ids(terms.prompt, has_pictures=bool(terms.tiles))
         ids = [*(token.token_id for token in journal.content.tokens), *terms.end_ids]
         ids += terms.sampling.logit_bias
         most = self._model.context_tokens - len(terms.prompt)
@@ -199,7 +205,7 @@ class Asking:
                 f"{self._model.name} has no tokenizer.json, which a schema or grammar needs",
                 remedy="leave both out, or put the model's tokenizer.json beside it",
             )
-        is_thinking = tokenizer.begins_thinking(terms.prompt)
+        is_thinking = tokenizer.begins_thinking(terms.prompt_tokens)
         return partial(
             grammars.begin,
             terms.grammar,
@@ -211,46 +217,17 @@ class Asking:
         return self._model.required_tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def chat_prompt(
-        self,
-        messages: Messages,
-        options: GenerationOptions,
-        *,
-        tools: Sequence[Tool] | None,
-        tool_choice: str,
-        variables: Mapping[str, object] | None,
-    ) -> tuple[list[int], GenerationOptions, Sequence[Tool]]:
-        """Token ids of a conversation, how to answer it, and the tools that the answer may call."""
-        if isinstance(messages, str):
-            messages = [{"role": "user", "content": messages}]
-        if texts := kept_documents().texts(options.context):
-            messages = conversation_after(self._model.required_tokenizer, messages, texts)
-        options = replace(options, context=())
-        schemas, must = chosen(tool_schemas(tools) or (), tool_choice)
-        ids = self._model.required_tokenizer.encode_chat(
-            messages, tools=schemas or None, thinking=options.thinking, variables=variables
-        )
-        if schemas and not self._model.required_tokenizer.has_told_tools(
-            ids, messages, thinking=options.thinking, variables=variables
-        ):
-            raise RequestError(
-                f"the chat template of {self._model.name} takes no tools, and ignores these",
-                remedy="leave tools out, or use a model that was trained to call tools",
-            )
-        options = with_calls(
-            options,
-            self._model.required_tokenizer.answer_form,
-            tools=schemas,
-            must=must,
-            several=tool_choice in ("auto", "required"),
-        )
-        return ids, options, schemas
+        self, messages: Messages, options: GenerationOptions, **asked: Any
+    ) -> tuple[list[int], GenerationOptions, Sequence[Tool], Sequence[Tile]]:
+        """See `edge.api.chat_prompts.chat_prompt`."""
+        return chat_prompt(self._model, messages, options, **asked)
 
     def _reading(self, prompt: Sequence[int], tools: Sequence[Tool]) -> AnswerReading | None:
         """How an answer to a conversation is read; None without a tokenizer."""
         if (tokenizer := self._model.tokenizer) is None:
             return None
         return AnswerReading(
-            thinking=tokenizer.begins_thinking(prompt),
+            thinking=tokenizer.begins_thinking([id for id in prompt if not is_row(id)]),
             form=tokenizer.answer_form,
             tools=tool_types(tool_schemas(tools) or ()),
         )
@@ -272,7 +249,10 @@ class Asking:
         if (failure := self._model.running.failure) is not None:
             raise failure
 
-    def checked_ids(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+    def checked_ids(
+        self, token_ids: Sequence[int], *, has_pictures: bool = False
+    ) -> tuple[int, ...]:
+        """The prompt's ids, checked. has_pictures: some may stand for rows of pictures."""
         try:
             if isinstance(token_ids, bytes | bytearray | memoryview | Set | Mapping):
                 raise TypeError  # not integers, or unordered
@@ -286,7 +266,11 @@ class Asking:
             raise RequestError("the prompt is empty; give at least one token")
         if len(tokens) > self._model.context_tokens:
             raise self._too_long(len(tokens))
-        wrong = [token for token in tokens if not 0 <= token < self._model.vocab_size]
+        wrong = [
+            token
+            for token in tokens
+            if not 0 <= token < self._model.vocab_size and not (has_pictures and is_row(token))
+        ]
         if wrong:
             raise RequestError(
                 f"token id {shown(wrong[0])} is not one of the model's",

@@ -13,7 +13,7 @@ from edge.api.async_model import AsyncModel
 from edge.api.cluster_studies import ClusterStudies
 from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply
-from edge.api.loading import Loading, opened, opened_draft, with_draft
+from edge.api.loading import Loading, opened, opened_draft, with_draft, with_tower
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.peer_search import FoundPeers, Peer
 from edge.api.progress_bars import progress_bars
@@ -189,6 +189,7 @@ class AsyncCluster(ClusterStudies):
                     on_progress=on_progress,
                     changes=changes,
                 )
+                proposal = with_tower(checkpoint, proposal, peers, options)
                 if draft is not None:
                     proposal, _place = await with_draft(
                         draft, proposal, peers, options, measure, on_progress

@@ -13,24 +13,25 @@ from numpy.typing import NDArray
 from edge.answers.documents import Document, check_document
 from edge.answers.journal_folder import LAST
 from edge.answers.terms import GenerationOptions, GenerationOverrides, Terms
-from edge.api.asking import Messages, Prompt, Prompts, several
+from edge.api.asking import Prompt, Prompts, several
+from edge.api.chat_prompts import Messages
 from edge.api.described_model import DescribedModel
-from edge.api.embedding import check_dimensions, pooled, rows_for
+from edge.api.embedding import check_dimensions, pooled, rows_for, stacked
 from edge.api.kept_documents import document_ids, kept_documents
 from edge.api.kept_reply import KeptReply
 from edge.api.progress_bars import progress_bars
 from edge.api.reply import AsyncReplyStream, Reply, evaluate
 from edge.concurrency.blocking import run_blocking
-from edge.errors import RequestError
+from edge.models.pictures import Tile
 from edge.models.spec import ModelSpec
 from edge.option_fields import checks_calls, with_overrides
-from edge.planning.drift import Drift, find_drift
+from edge.planning.drift import Drift, FinishedAnswer, find_drift
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step_times import PeerTimes
 from edge.runs.observation import gather_observed
 from edge.scheduling.fairness import Priority
-from edge.studies.score import Score, score_of
+from edge.studies.score import Score, check_scored, score_of
 from edge.text.tool_schema import Tool
 from edge.weights.observation import Observed
 from edge.weights.pooling import Pooling
@@ -94,11 +95,13 @@ class AsyncModel(DescribedModel):
     ) -> Reply:
         """The whole answer of the assistant in a conversation, by the model's chat template.
 
-        messages: objects with role and content, or the text of a user's only message. tools: each a
-        JSON schema, or a function with types and a docstring; calls are in `Reply.tool_calls`.
-        tool_choice: "auto", "none", "required", or the name of the tool that must be called.
-        variables: further names for the template, such as {"documents": []}. Raises RequestError,
-        too, without a template, or if it refuses the messages.
+        messages: objects with role and content, or the text of a user's only message. A content is
+        a text, or a list of parts: {"type": "text", "text": …} and {"type": "image", "image": …},
+        with the image as a path, bytes, a data URL or a PIL.Image. tools: each a JSON schema, or a
+        function with types and a docstring; calls are in `Reply.tool_calls`. tool_choice: "auto",
+        "none", "required", or the name of the tool that must be called. variables: further names
+        for the template, such as {"documents": []}. Raises RequestError, too, without a template,
+        or if it refuses the messages.
         """
         stream = await self.stream_chat(
             messages,
@@ -129,8 +132,9 @@ class AsyncModel(DescribedModel):
             tool_choice=tool_choice,
             variables=variables,
         )
-        prompt, asked, schemas = await run_blocking(encode)
-        return AsyncReplyStream(self._asking.reply_to(prompt, asked, chat_tools=schemas))
+        prompt, asked, schemas, tiles = await run_blocking(encode)
+        begin = self._asking.reply_to(prompt, asked, chat_tools=schemas, tiles=tiles)
+        return AsyncReplyStream(begin)
 
     async def resume(self, reply: KeptReply | str = LAST) -> Reply:
         """The whole of an unfinished reply that was asked for with `journal`. reply: a KeptReply,
@@ -151,6 +155,7 @@ class AsyncModel(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         chat_tools: Sequence[Tool] | None = None,
+        tiles: Sequence[Tile] = (),
         client: str = "",
         cache_salt: str = "",
         id: str | None = None,
@@ -159,14 +164,23 @@ class AsyncModel(DescribedModel):
         """Like `generate`, token by token; for the arguments see `Model.stream`."""
         options = with_overrides(GenerationOptions, options, overrides)
         begin = self._asking.reply_to(
-            prompt, options, chat_tools=chat_tools, client=client, cache_salt=cache_salt, id=id
+            prompt,
+            options,
+            chat_tools=chat_tools,
+            tiles=tiles,
+            client=client,
+            cache_salt=cache_salt,
+            id=id,
         )
         return AsyncReplyStream(begin)
 
-    async def check_grammar(self, prompt: Prompt, options: GenerationOptions) -> None:
+    async def check_grammar(
+        self, prompt: Prompt, options: GenerationOptions, tiles: Sequence[Tile] = ()
+    ) -> None:
         """Raises RequestError for a schema or grammar that no answer can follow, which a stream
         would raise with its first token."""
-        if (match := self._asking.matching(self._asking.terms(prompt, options))) is not None:
+        terms = self._asking.terms(prompt, options, tiles=tiles)
+        if (match := self._asking.matching(terms)) is not None:
             await run_blocking(match)
 
     async def logits(self, prompt: Prompt) -> NDArray[np.float32]:
@@ -226,18 +240,13 @@ class AsyncModel(DescribedModel):
         found = await gather_all(map(vector, asked))
         if prompts is None:
             return found[0]
-        empty = np.empty((0, dimensions or self._held.hidden_size), np.float32)
-        return np.stack(found) if found else empty
+        return stacked(found, dimensions or self._held.hidden_size)
 
     async def score(self, prompt: Prompt) -> Score:
         """The log probability of each token of a text after the first. It takes the memory of all
         logits, float32 [tokens, vocab]. Raises RequestError for fewer than two tokens."""
         tokens = self._asking.checked_ids(self._asking.ids(prompt))
-        if len(tokens) < 2:
-            raise RequestError(
-                "a score needs at least two tokens, and the text has one",
-                remedy="give a longer text",
-            )
+        check_scored(tokens)
         return await run_blocking(partial(score_of, tokens, await self.logits(tokens)))
 
     def _observed(self, spec: ModelSpec) -> AsyncIterator[tuple[Observed, NDArray[np.float32]]]:
@@ -260,30 +269,38 @@ class AsyncModel(DescribedModel):
         the plan.
         """
         self._asking.require_open()
-        proposal, answers = self.proposal, self._held.forecast.take()
-        if proposal.choice.predicted is None or proposal.is_rough:
-            return None
-        times = times or await self.measure()
-        if self.proposal is not proposal:
-            return None  # a device was lost or has joined meanwhile
-        names = {id: peer.name for id, peer in self.peers.items()}
-        return find_drift(answers, times, proposal.plan, names)
+        return await _drift(self, self._held.forecast.take(), times)
 
     async def aclose(self) -> None:
         """Free the model on its peers; replies under way end with RequestError. May be repeated."""
         try:
             for attendant in self._held.attendants:
                 await attendant.aclose()
+            if self._held.pictures is not None:
+                await self._held.pictures.aclose()
             await self._held.running.aclose()
         finally:
-            if self._held.tokenizer is not None:
-                await run_blocking(self._held.tokenizer.close)
+            await run_blocking(self._held.close_processes)
 
     async def __aenter__(self) -> AsyncModel:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def _drift(
+    model: AsyncModel, answers: Sequence[FinishedAnswer], times: Sequence[PeerTimes] | None
+) -> Drift | None:
+    """The cause, if these replies were slower than predicted; else None."""
+    proposal = model.proposal
+    if proposal.choice.predicted is None or proposal.is_rough:
+        return None
+    times = times or await model.measure()
+    if model.proposal is not proposal:
+        return None  # a device was lost or has joined meanwhile
+    names = {id: peer.name for id, peer in model.peers.items()}
+    return find_drift(answers, times, proposal.plan, names)
 
 
 async def _each_whole(

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edge.api.asking import Asking
+from edge.api.chat_prompts import read_pictures
 from edge.api.loaded_model import LoadedModel
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.option_fields import checks_calls
 from edge.partition import Estimate, Plan, Workload
+from edge.pictures.reader import PlacedPictures
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.model import Recovery
 from edge.scheduling.orders import Work
 from edge.text import Tokenizer
 
+Message = Mapping[str, object]
+Pictures = PlacedPictures | None
 _USUAL = Workload()
 
 
@@ -100,6 +104,18 @@ class DescribedModel:
     def can_chat(self) -> bool:
         """Whether it has a chat template."""
         return self._held.tokenizer is not None and self._held.tokenizer.has_chat_template
+
+    @property
+    def reads_pictures(self) -> bool:
+        """Whether messages may have images."""
+        return self._held.picture_reader is not None
+
+    def read_pictures(self, messages: Sequence[Message]) -> tuple[Sequence[Message], Pictures]:
+        """The messages and the pictures that `Tokenizer.encode_chat` takes; None: there are none.
+
+        Raises RequestError for pictures that cannot be read, and for a model that reads none.
+        """
+        return read_pictures(self._held, messages)
 
     @property
     def recoveries(self) -> Sequence[Recovery]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
@@ -57,3 +58,8 @@ def pooled(
         vector /= max(float(np.linalg.norm(vector)), 1e-12)
     found: NDArray[np.float32] = vector.astype(np.float32)
     return found
+
+
+def stacked(vectors: Sequence[NDArray[np.float32]], size: int) -> NDArray[np.float32]:
+    """The vectors of this size as [vectors, size]; there may be none."""
+    return np.stack(vectors) if vectors else np.empty((0, size), np.float32)

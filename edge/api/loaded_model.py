@@ -10,12 +10,14 @@ from edge.answers.journal_records import JournaledLoad
 from edge.api.reply import ReplyMaker
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.pictures.reader import PictureReader
 from edge.planning.forecast import Forecast
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import Speculation
 from edge.runs.drafting import Drafting
 from edge.runs.model import RunningModel
+from edge.runs.pictures import Pictures
 from edge.runs.recovery.replanning import Replanning
 from edge.runs.recovery.standing_by import StandingBy
 from edge.text import Tokenizer
@@ -51,8 +53,18 @@ class LoadedModel:
     """The lease of its sessions."""
     replies: JournalFolder
     """The journals of unfinished replies."""
+    pictures: Pictures | None
+    """Reads pictures; None: the model reads none."""
+    picture_reader: PictureReader | None
+    """Prepares the pictures of conversations; None: the model reads none."""
     attendants: tuple[Replanning | StandingBy | Drafting, ...]
     """Tasks that run in the background of its replies."""
+
+    def close_processes(self) -> None:
+        """End the processes of templates and pictures; the next use starts them again."""
+        for each in (self.tokenizer, self.picture_reader):
+            if each is not None:
+                each.close()
 
     @property
     def drafts_on(self) -> str | None:
@@ -67,7 +79,12 @@ class LoadedModel:
 
     @property
     def maker(self) -> ReplyMaker:
-        return ReplyMaker(running=self.running, tokenizer=self.tokenizer, forecast=self.forecast)
+        return ReplyMaker(
+            running=self.running,
+            tokenizer=self.tokenizer,
+            forecast=self.forecast,
+            pictures=self.pictures,
+        )
 
     @property
     def required_tokenizer(self) -> Tokenizer:

@@ -14,22 +14,34 @@ from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply, kept_replies
 from edge.api.loaded_model import LoadedModel
 from edge.concurrency.blocking import run_blocking, uninterrupted
-from edge.errors import CapacityError, EdgeError, NetworkError, PlanError, RequestError
+from edge.errors import (
+    CapacityError,
+    CheckpointError,
+    EdgeError,
+    NetworkError,
+    PlanError,
+    RequestError,
+)
+from edge.models.towers.tower import Tower
+from edge.pictures.reader import PictureReader
 from edge.planning.draft_place import DraftPlace, check_draft, place_draft
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions
 from edge.planning.measured_proposal import Measure, measured_proposal
 from edge.planning.proposal import Proposal
+from edge.planning.tower_place import place_in_words
 from edge.progress import OnProgress
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
 from edge.runs.drafting import Drafting
 from edge.runs.load import load_model
 from edge.runs.model import RunningModel
+from edge.runs.pictures import Pictures, tower_digest
 from edge.runs.recovery.candidates import Candidates
 from edge.runs.recovery.reloading import Reloading
 from edge.runs.recovery.replanning import Replanning
 from edge.runs.recovery.standing_by import StandingBy
+from edge.runs.resolved import ResolvedLoad
 from edge.text.grammar import Grammars
 from edge.text.tokenizer import Tokenizer
 from edge.weights.checkpoint import Checkpoint
@@ -198,8 +210,56 @@ class Loading:
             speculate=self.options.usually_speculates,
             lease=reload.lease,
             replies=kept_replies(),
+            pictures=self._pictures(delivery.load, running),
+            picture_reader=await run_blocking(lambda: self._picture_reader(tokenizer)),
             attendants=tuple(attendants),
         )
+
+    def _picture_reader(self, tokenizer: Tokenizer | None) -> PictureReader | None:
+        """What prepares pictures, if the model reads some and has the files that tell how."""
+        checkpoint = self.checkpoint
+        tower = readable_tower(checkpoint)
+        if tower is None or tokenizer is None:
+            return None
+        try:
+            digest = tower_digest(checkpoint)
+            return PictureReader(checkpoint.picture_files, tower, tokenizer, digest=digest)
+        except CheckpointError as error:
+            _log.warning("pictures are not read: %s", error)
+            return None
+
+    def _pictures(self, load: ResolvedLoad, running: RunningModel) -> Pictures | None:
+        """What reads the pictures of prompts, if the model reads some."""
+        if readable_tower(self.checkpoint) is None:
+            return None
+        return Pictures(
+            self.checkpoint,
+            load,
+            candidates=lambda: self.candidates.peers,
+            planned=lambda: running.plan.devices,
+            tell=self.on_progress,
+        )
+
+
+def readable_tower(checkpoint: Checkpoint) -> Tower | None:
+    """The tower of a model whose pictures are read; None: it has none, or one that is not read."""
+    try:
+        tower = checkpoint.tower
+    except CheckpointError as error:
+        _log.warning("pictures are not read: %s", error)
+        return None
+    return None if tower is None or tower.deep_layers else tower
+
+
+def with_tower(
+    checkpoint: Checkpoint, proposal: Proposal, peers: Sequence[PeerInfo], options: LoadOptions
+) -> Proposal:
+    """The proposal with a note on where pictures are read, if the model reads any."""
+    tower = readable_tower(checkpoint)
+    if tower is None:
+        return proposal
+    said = place_in_words(tower, options.weight_format(checkpoint), proposal, peers)
+    return replace(proposal, notes=(*proposal.notes, said))
 
 
 async def with_draft(

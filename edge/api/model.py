@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from edge.answers.documents import Document
 from edge.answers.journal_folder import LAST
 from edge.answers.terms import GenerationOptions, GenerationOverrides
-from edge.api.asking import Messages, Prompt, Prompts
+from edge.api.asking import Prompt, Prompts
 from edge.api.async_model import AsyncModel
+from edge.api.chat_prompts import Messages
 from edge.api.described_model import DescribedModel
 from edge.api.kept_reply import KeptReply
 from edge.api.reply import Reply, ReplyStream
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import RequestError
+from edge.models.pictures import Tile
 from edge.option_fields import checks_calls, with_overrides
 from edge.planning.drift import Drift
 from edge.progress import OnProgress
@@ -116,10 +118,10 @@ class Model(DescribedModel):
     ) -> ReplyStream:
         """Like `chat`, token by token. Leaving the loop early cancels the rest."""
         options = with_overrides(GenerationOptions, options, overrides)
-        prompt, options, schemas = self._asking.chat_prompt(
+        prompt, options, schemas, tiles = self._asking.chat_prompt(
             messages, options, tools=tools, tool_choice=tool_choice, variables=variables
         )
-        begin = self._asking.reply_to(prompt, options, chat_tools=schemas)
+        begin = self._asking.reply_to(prompt, options, chat_tools=schemas, tiles=tiles)
         return ReplyStream(begin, self._loop)
 
     def resume(self, reply: KeptReply | str = LAST) -> Reply:
@@ -136,6 +138,7 @@ class Model(DescribedModel):
         options: GenerationOptions | None = None,
         *,
         chat_tools: Sequence[Tool] | None = None,
+        tiles: Sequence[Tile] = (),
         client: str = "",
         cache_salt: str = "",
         id: str | None = None,
@@ -145,14 +148,20 @@ class Model(DescribedModel):
 
         chat_tools: the prompt is a conversation in the model's format, and these are its tools,
         perhaps none. Thinking, text and calls are told apart then, and stop strings count in the
-        text alone. client: the client that asks; fair queueing serves clients alike. cache_salt:
-        prefix caches are shared between prompts of one salt alone, so the time to the first token
-        tells no other client what was asked. id: a unique name in the logs of every device; None: a
-        random one.
+        text alone. tiles: those of the prompt's pictures, of `read_pictures`. client: the client
+        that asks; fair queueing serves clients alike. cache_salt: prefix caches are shared between
+        prompts of one salt alone, so the time to the first token tells no other client what was
+        asked. id: a unique name in the logs of every device; None: a random one.
         """
         options = with_overrides(GenerationOptions, options, overrides)
         begin = self._asking.reply_to(
-            prompt, options, chat_tools=chat_tools, client=client, cache_salt=cache_salt, id=id
+            prompt,
+            options,
+            chat_tools=chat_tools,
+            tiles=tiles,
+            client=client,
+            cache_salt=cache_salt,
+            id=id,
         )
         return ReplyStream(begin, self._loop)
 

@@ -30,6 +30,7 @@ from edge.kernels.sampling.logprobs import Logprobs
 from edge.planning.forecast import Forecast
 from edge.protocol.step import FinishReason
 from edge.runs.model import Recovery, RunningModel
+from edge.runs.pictures import Pictures
 from edge.text import Tokenizer
 from edge.text.answer_parts import ToolCall
 from edge.text.grammar import Matcher
@@ -110,6 +111,8 @@ class ReplyMaker:
     running: RunningModel
     tokenizer: Tokenizer | None
     forecast: Forecast
+    pictures: Pictures | None = None
+    """Reads pictures; None: the model reads none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,7 @@ class ReplyFeed:
         self._text = AnswerText(asked.terms, model.tokenizer)
         self._answer = Answer(terms=asked.terms, sink=self, id=asked.id or new_answer_id())
         self._match = asked.match
+        self._pictures = model.pictures
         self._starting: asyncio.Task[None] | None = None
         self._mailbox = mailbox
         self._forecast = model.forecast
@@ -163,10 +167,10 @@ class ReplyFeed:
     def start(self) -> None:
         if self._journal is not None and self._restored(self._journal):
             return
-        if self._match is None:
+        if self._match is None and not self._answer.terms.tiles:
             self._model.submit(self._answer)
         else:
-            self._starting = asyncio.ensure_future(self._start_matched(self._match))
+            self._starting = asyncio.ensure_future(self._start_prepared())
 
     def _restored(self, journal: Journal) -> bool:
         """Take the tokens of the journal. Returns whether the answer is complete with them."""
@@ -181,21 +185,35 @@ class ReplyFeed:
                 return True
         return False
 
-    async def _start_matched(self, match: Callable[[], Matcher]) -> None:
+    async def _start_prepared(self) -> None:
+        """Submit the answer once its grammar is compiled and its pictures are read."""
+        answer, match = self._answer, self._match
+
         def matcher() -> Matcher:
+            assert match is not None
             made = match()
-            for token in self._answer.tokens:
+            for token in answer.tokens:
                 made.take(token)
             return made
 
+        what = "pictures"
         try:
-            self._answer.matcher = await run_blocking(matcher)
+            if answer.terms.tiles:
+                if self._pictures is None:
+                    raise RequestError(
+                        "this model reads no pictures",
+                        remedy="leave them out, or load one that does",
+                    )
+                answer.pictures = await self._pictures.read_for(answer.terms)
+            if match is not None:
+                what = "grammar"
+                answer.matcher = await run_blocking(matcher)
         except EdgeError as error:
             self.failed(error)
         except Exception as error:  # a bug of Edge: the reader must not wait for ever
-            self.failed(EdgeError(f"the grammar of the answer failed ({error!r})"))
+            self.failed(EdgeError(f"the {what} of the answer failed ({error!r})"))
         else:
-            self._model.submit(self._answer)
+            self._model.submit(answer)
 
     def cancel(self) -> None:
         """Forget the rest and free its memory on the peers. Does nothing after its end."""
@@ -240,7 +258,7 @@ class ReplyFeed:
             figures = self._text.statistics()
             # In pairs a reply may be slower than a step a token, without a device that is.
             in_pairs = self._answer.terms.speculate not in {"off", "auto"}
-            if "resumed_tokens" not in figures and not in_pairs:
+            if not ("resumed_tokens" in figures or in_pairs or self._answer.terms.tiles):
                 self._forecast.note(
                     prompt_tokens=figures["prompt_tokens"],
                     new_tokens=figures["new_tokens"],

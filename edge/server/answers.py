@@ -21,6 +21,8 @@ from edge.api.reply import AsyncReplyStream
 from edge.api.tool_choice import with_calls
 from edge.concurrency.blocking import run_blocking
 from edge.errors import EdgeError, RequestError, shown
+from edge.models.pictures import Tile
+from edge.pictures.messages import has_pictures
 from edge.server.efforts import switched
 from edge.server.embeddings import EmbeddingRequest
 from edge.server.gate import Gate
@@ -28,6 +30,7 @@ from edge.server.history import arranged
 from edge.server.keys import Caller
 from edge.server.metrics import Metrics
 from edge.server.model_pool import ModelPool
+from edge.server.pictures import Fetch, downloaded
 from edge.server.refusals import Refusal
 from edge.server.rerank import RerankRequest, relevance
 from edge.text.answer_parts import AnswerPart, Said, Thought, ToolCall
@@ -121,8 +124,11 @@ class Answers:
         *,
         pooling: Pooling | None = None,
         documents: Mapping[str, str] = MappingProxyType({}),
+        fetch: Fetch | None = None,
     ) -> None:
-        """documents: kept texts by name, with which clients may begin."""
+        """documents: kept texts by name, with which clients may begin. fetch: downloads pictures
+        that are given by URL; None: they are refused."""
+        self._fetch = fetch
         self._pool = pool
         self._documents = documents
         self._pooling = pooling
@@ -132,7 +138,8 @@ class Answers:
     async def count(self, question: Question, name: str) -> int:
         """Number of tokens of the prompt."""
         async with self._pool.using(name) as model:
-            return len((await self._prompts(model, question))[0])
+            prompts, _tiles = await self._prompts(model, question)
+            return len(prompts[0])
 
     async def capabilities(self, model: AsyncModel) -> Sequence[str]:
         """The model's capabilities, by Ollama's names."""
@@ -141,6 +148,8 @@ class Answers:
             found.append("insert")
         if not model.can_chat:
             return found
+        if model.reads_pictures:
+            found.append("vision")
         asked = [{"role": "user", "content": "x"}]
         encode = partial(model.tokenizer.encode_chat, asked)
         try:
@@ -206,7 +215,7 @@ class Answers:
             self._gate.entered(question.answers * (len(question.prompts) or 1), caller),
             self._pool.using(name) as model,
         ):
-            prompts = await self._prompts(model, question)
+            prompts, tiles = await self._prompts(model, question)
             options = with_calls(
                 question.options,
                 model.tokenizer.answer_form,
@@ -219,14 +228,14 @@ class Answers:
             )  # whose texts are in the prompts
             question = replace(question, options=options)
             if question.options.has_grammar:
-                await model.check_grammar(prompts[0], question.options)
+                await model.check_grammar(prompts[0], question.options, tiles)
             async with contextlib.AsyncExitStack() as stack:
                 answers = []
                 count = question.answers * len(prompts)
                 for number in range(count):
                     prompt = prompts[number // question.answers]
                     named = replace(caller, request_id=_id_of(caller.request_id, number, count))
-                    stream = self._stream(model, question, prompt, number, named)
+                    stream = self._stream(model, question, prompt, tiles, number, named)
                     await stack.enter_async_context(stream)
                     answer = self._one(stream, question, len(prompt), number)
                     answers.append(await stack.enter_async_context(contextlib.aclosing(answer)))
@@ -239,6 +248,7 @@ class Answers:
         model: AsyncModel,
         question: Question,
         prompt: Sequence[int],
+        tiles: Sequence[Tile],
         number: int,
         caller: Caller,
     ) -> AsyncReplyStream:
@@ -252,13 +262,16 @@ class Answers:
             prompt,
             options,
             chat_tools=question.tools if question.messages else None,
+            tiles=tiles,
             client=caller.name,
             cache_salt=salt,
             id=caller.request_id,
         )
 
-    async def _prompts(self, model: AsyncModel, question: Question) -> Sequence[Sequence[int]]:
-        """Token ids of each prompt."""
+    async def _prompts(
+        self, model: AsyncModel, question: Question
+    ) -> tuple[Sequence[Sequence[int]], Sequence[Tile]]:
+        """Token ids of each prompt, and the tiles of a conversation's pictures."""
         tokenizer = model.tokenizer
         names = question.options.context
         if len(set(names)) < len(names):
@@ -269,17 +282,20 @@ class Answers:
                 why = "begins a conversation; ask for one, or leave it out"
                 raise Refusal(400, f"context {why}", param="context")
             if question.suffix:
-                return [_between(tokenizer, each, question.suffix) for each in question.prompts]
+                return [_between(tokenizer, each, question.suffix) for each in question.prompts], ()
             return [
                 tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
                 for prompt in question.prompts
-            ]
-        messages, tools = question.messages, question.tools or None
+            ], ()
+        messages, tools, pictures = question.messages, question.tools or None, None
+        if has_pictures(messages):
+            messages = await run_blocking(partial(downloaded, messages, self._fetch))
+            messages, pictures = await run_blocking(partial(model.read_pictures, messages))
         if texts:
             begun = partial(conversation_after, tokenizer, messages, texts)
             messages = await run_blocking(begun)
         variables = dict(question.variables)
-        encode = partial(tokenizer.encode_chat, tools=tools, variables=variables)
+        encode = partial(tokenizer.encode_chat, tools=tools, variables=variables, pictures=pictures)
         ways = arranged(messages)
         refused = None
         while True:
@@ -291,10 +307,12 @@ class Answers:
                 if (other := await run_blocking(lambda: next(ways, None))) is None:
                     raise refused from None
                 messages = other
-        has_told = partial(tokenizer.has_told_tools, ids, messages, variables=variables)
+        has_told = partial(
+            tokenizer.has_told_tools, ids, messages, variables=variables, pictures=pictures
+        )
         if tools is not None and not await run_blocking(has_told):
             raise Refusal(400, "the model's chat template takes no tools", param="tools")
-        return [ids]
+        return [ids], () if pictures is None else pictures.tiles
 
     def _document(self, name: str) -> str:
         if name not in self._documents:

@@ -17,6 +17,7 @@ from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, Message, turns
 from edge.server.openai_fields import count_of, schema_of, share_of
+from edge.server.pictures import Content, Part, picture_of_base64, picture_of_url
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
 from edge.server.tools import arguments_text, called, new_id
@@ -131,7 +132,8 @@ def _messages(message: Fields) -> list[Message]:
             others.append(part)
     if role == "system" and not others:
         return found  # it only changes tools or the effort
-    whole: dict[str, object] = {"role": role, "content": _joined(others)}
+    content = _seen(others) if role == "user" else _joined(others)
+    whole: dict[str, object] = {"role": role, "content": content}
     if any(thoughts):
         whole["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -164,6 +166,30 @@ def _joined(parts: Sequence[Fields], *, of_tool: bool = False) -> str:
     return "".join(_words(part, of_tool=of_tool) for part in parts)
 
 
+def _seen(parts: Sequence[Fields]) -> Content:
+    """The content of a user's message: a text, or parts if there is a picture."""
+    if not any(part.raw("type") == "image" for part in parts):
+        return _joined(parts)
+    return [
+        _picture(part)
+        if part.raw("type") == "image"
+        else {"type": "text", "text": _words(part, of_tool=False)}
+        for part in parts
+    ]
+
+
+def _picture(part: Fields) -> Part:
+    source = part.object("source")
+    if source is None:
+        raise part.refuse("source", "is missing")
+    kind = source.need_text("type")
+    if kind == "base64":
+        return picture_of_base64(source, "data", source.raw("data"))
+    if kind == "url":
+        return picture_of_url(source, "url", source.text("url"))
+    raise source.refuse("type", f"is {kind!r:.40}; give the image as base64")
+
+
 def _words(part: Fields, *, of_tool: bool) -> str:
     """The text of a part. of_tool: the part is a tool's result. Its pictures are not refused,
     because an agent would stop; the model is told that it cannot see them."""
@@ -194,7 +220,7 @@ def _plain(part: Fields) -> str:
 def _said(part: Fields) -> str:
     kind = part.need_text("type")
     if kind != "text":
-        raise part.refuse("type", f"is {kind!r:.40}; only text and tools are read")
+        raise part.refuse("type", f"is {kind!r:.40}; only text, images and tools are read")
     return part.text("text") or ""
 
 

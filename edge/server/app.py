@@ -42,6 +42,7 @@ from edge.server.metrics import Metrics
 from edge.server.model_pool import ModelPool
 from edge.server.observer import Observer
 from edge.server.page_files import page_routes
+from edge.server.pictures import Fetch
 from edge.server.previews import Previews
 from edge.server.refusals import Refusal, refusal_of
 from edge.server.tools import text_takers
@@ -69,10 +70,12 @@ class Server:
         candidates: Callable[[], Sequence[PeerInfo]] = tuple,
         pooling: Pooling | None = None,
         documents: Mapping[str, str] = MappingProxyType({}),
+        fetch: Fetch | None = None,
     ) -> None:
         """previews: plans other placements; None: it plans none. candidates: all peers that were
         ever seen, in addition to those of the models. pooling: of embeddings; None: as each model
-        says. documents: kept texts by name, with which clients may begin."""
+        says. documents: kept texts by name, with which clients may begin. fetch: downloads images
+        that are given by URL; None: they are refused."""
         self._pool = pool
         self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
         """An observer of each loaded model that a client has looked at."""
@@ -82,7 +85,7 @@ class Server:
         self._metrics = Metrics()
         self.gate = Gate(most_answers)
         self._answers = Answers(
-            pool, self.gate, self._metrics, pooling=pooling, documents=documents
+            pool, self.gate, self._metrics, pooling=pooling, documents=documents, fetch=fetch
         )
         routes: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
             HEALTH: ("GET", self._health),

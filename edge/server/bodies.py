@@ -73,6 +73,8 @@ class _Body(Struct, kw_only=True):
 class MessagePart(Struct, kw_only=True):
     type: str
     text: str | None = None
+    image_url: str | Json | None = None
+    """The image of an image_url part: a data URL, or an object that has it as url."""
 
 
 _Role = Literal["system", "developer", "user", "assistant", "tool"]

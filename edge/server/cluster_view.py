@@ -96,6 +96,7 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
             "dtype": proposal.dtype,
             "context_tokens": model.context_tokens,
             "can_chat": model.can_chat,
+            "reads_pictures": model.reads_pictures,
             "is_over": model.is_over,
             "is_recovering": model.is_recovering,
         },

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from edge.server.pictures import Content, Part, as_parts
 
 Message = Mapping[str, object]
 
@@ -82,11 +85,20 @@ def _joined(messages: Sequence[Message]) -> Message:
     for message in messages:
         found |= message
     for name in ("content", "reasoning_content"):
-        texts = [str(each[name]) for each in messages if each.get(name)]
-        if texts or name in found:
-            found[name] = _BETWEEN.join(texts)
+        contents: list[Any] = [each[name] for each in messages if each.get(name)]
+        if contents or name in found:
+            found[name] = _together(contents)
     calls = [call for each in messages for call in _calls(each)]
     return found | ({"tool_calls": calls} if calls else {})
+
+
+def _together(contents: Sequence[Content]) -> Content:
+    if all(isinstance(each, str) for each in contents):
+        return _BETWEEN.join(map(str, contents))
+    found: list[Part] = []
+    for content in contents:
+        found += [*as_parts(_BETWEEN), *as_parts(content)] if found else as_parts(content)
+    return found
 
 
 def _calls(message: Message) -> Sequence[object]:

@@ -8,15 +8,16 @@ import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from edge.answers.terms import GenerationOptions
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.bodies import OllamaBody, OllamaChat, OllamaGenerate, OllamaOptions
 from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
-from edge.server.history import turns
+from edge.server.history import Message, turns
 from edge.server.openai_fields import count_of, message_of, refuse_elsewhere, share_of
+from edge.server.pictures import Content, as_parts, picture_of_base64
 from edge.server.priorities import priority_of
 from edge.server.tools import openai_tools
 
@@ -31,7 +32,6 @@ _LONGEST_STAY_S = 1e9
 """Seconds that count as for ever."""
 
 _INSTEAD = {
-    "images": "the model reads text alone",
     "template": "the model's own template is used, and none for a raw prompt",
     "context": "send the conversation as messages to /api/chat",
 }
@@ -82,9 +82,7 @@ def asks_nothing(body: Fields, *, chat: bool) -> bool:
 def chat_question(body: Fields) -> Question:
     asked = body.shaped(OllamaChat)
     _refuse_options(body)
-    for each in body.objects("messages"):
-        _refuse(each, "images")
-    messages = turns([message_of(each) for each in body.objects("messages")])
+    messages = turns([_message_of(each) for each in body.objects("messages")])
     offer = openai_tools(body)
     return Question(
         messages=messages,
@@ -100,14 +98,14 @@ def chat_question(body: Fields) -> Question:
 def generate_question(body: Fields) -> Question:
     """The question in the fields of /api/generate. With `raw` the model continues the prompt; else
     the prompt is a user's message."""
-    _refuse(body, "images", "template", "context")
+    _refuse(body, "template", "context")
     asked = body.shaped(OllamaGenerate)
     _refuse_options(body)
     prompt = asked.prompt
     if prompt is None:
         raise body.refuse("prompt", "is missing")
     if asked.raw:
-        for name in ("system", "suffix"):
+        for name in ("system", "suffix", "images"):
             if body.raw(name):
                 raise body.refuse(name, "is not for a raw prompt; put it into the prompt")
     if asked.raw or asked.suffix:
@@ -117,14 +115,33 @@ def generate_question(body: Fields) -> Question:
             options=_options(asked),
             cache_salt=asked.cache_salt or "",
         )
-    messages = [{"role": "system", "content": asked.system}] if asked.system else []
-    messages.append({"role": "user", "content": prompt})
+    messages: list[Message] = []
+    if asked.system:
+        messages.append({"role": "system", "content": asked.system})
+    messages.append({"role": "user", "content": _with_pictures(body, prompt)})
     return Question(
         messages=messages,
         options=_options(asked),
         cache_salt=asked.cache_salt or "",
         variables=_variables(asked),
     )
+
+
+def _message_of(message: Fields) -> Message:
+    found = message_of(message)
+    if message.raw("images") and found["role"] != "user":
+        raise message.refuse("images", "is for messages of the user")
+    return {**found, "content": _with_pictures(message, cast(Content, found["content"]))}
+
+
+def _with_pictures(body: Fields, content: Content) -> Content:
+    """The content behind the pictures in `images`, texts in base64."""
+    images = body.raw("images") or []
+    if not isinstance(images, list):
+        raise body.refuse("images", "must be a list of texts in base64")
+    if not images:
+        return content
+    return [*(picture_of_base64(body, "images", each) for each in images), *as_parts(content)]
 
 
 def _variables(asked: OllamaBody) -> dict[str, object]:

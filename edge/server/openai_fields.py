@@ -18,6 +18,7 @@ from edge.server.bodies import (
 from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
 from edge.server.history import NOT_SEEN, turns
+from edge.server.pictures import PICTURE_KINDS, Content, openai_picture
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
 from edge.server.tools import openai_calls, openai_tools
@@ -30,7 +31,7 @@ _NOT_SENT_BACK = {
     "audio": "names an earlier reply, and this server stores none; give its transcript as content",
 }
 """Fields of an assistant's message that are refused, and why."""
-_NO_TEXT = ("image_url", "input_image", "file", "input_file", "input_audio")
+_NO_TEXT = (*PICTURE_KINDS, "file", "input_file", "input_audio")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields in which -1 means no limit."""
 _OUTDATED = ("functions", "function_call")
@@ -235,9 +236,10 @@ def _is_prompt(value: object) -> bool:
 
 
 def message_of(message: Fields) -> Mapping[str, object]:
-    """A message for the template, with its roles, and with parts of text joined."""
+    """A message for the template, with its roles, and with parts of text joined if there is no
+    picture between them."""
     role = message.need_text("role")
-    said = content_of(message, of_tool=role == "tool")
+    said = user_content(message) if role == "user" else content_of(message, of_tool=role == "tool")
     if role == "assistant":
         said = said or message.text("refusal") or ""
     found: dict[str, object] = {
@@ -274,18 +276,31 @@ def content_of(message: Fields, name: str = "content", *, of_tool: bool = False)
     content = message.raw(name)
     if content is None or isinstance(content, str):
         return content or ""
-    parts = []
-    for part in message.objects(name):
-        kind = part.need_text("type")
-        if kind in TEXT_PARTS:
-            parts.append(part.text("text") or "")
-        elif kind == "refusal":
-            parts.append(part.text("refusal") or "")
-        elif of_tool and kind in _NO_TEXT:
-            parts.append(NOT_SEEN)
-        else:
-            raise part.refuse("type", f"is {kind!r:.40}; only text is read")
-    return "".join(parts)
+    return "".join(_text_of(part, of_tool) for part in message.objects(name))
+
+
+def user_content(message: Fields) -> Content:
+    """The content of a user's message: a text, or parts if there is a picture."""
+    parts = message.objects("content") if isinstance(message.raw("content"), list) else []
+    if not any(part.raw("type") in PICTURE_KINDS for part in parts):
+        return content_of(message)
+    return [
+        openai_picture(part)
+        if part.raw("type") in PICTURE_KINDS
+        else {"type": "text", "text": _text_of(part, of_tool=False)}
+        for part in parts
+    ]
+
+
+def _text_of(part: Fields, of_tool: bool) -> str:
+    kind = part.need_text("type")
+    if kind in TEXT_PARTS:
+        return part.text("text") or ""
+    if kind == "refusal":
+        return part.text("refusal") or ""
+    if of_tool and kind in _NO_TEXT:
+        return NOT_SEEN
+    raise part.refuse("type", f"is {kind!r:.40}; only text and a user's images are read")
 
 
 def wants_usage(body: Fields) -> bool:

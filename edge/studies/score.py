@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import RequestError
 from edge.studies.logit_statistics import compare
 
 
@@ -30,6 +32,14 @@ class Score:
     def perplexity(self) -> float:
         """exp of the mean negative log probability."""
         return float(np.exp(-self.logprobs.mean()))
+
+
+def check_scored(token_ids: Sequence[int]) -> None:
+    """Raises RequestError for fewer than two tokens."""
+    if len(token_ids) < 2:
+        raise RequestError(
+            "a score needs at least two tokens, and the text has one", remedy="give a longer text"
+        )
 
 
 def score_of(token_ids: tuple[int, ...], logits: NDArray[np.float32]) -> Score:

@@ -17,8 +17,10 @@ Descriptions without the thing
     `peer_infos`, `facts`, `formats`, `known_rates`, `members`, `kept_journals`
 Models and texts
     `family_sizes`, `model_folders`, `small_tokenizers`, `call_templates`, `lora_adapters`,
-    `packed_folders`, `quantized`, `client_types`, `further_heads`
-    GGUF: `gguf_files`, `gguf_bytes`, `gguf_tensors`, `gguf_kinds`
+    `packed_folders`, `quantized`, `client_types`, `further_heads`, `small_pictures`
+    GGUF: `gguf_files`, `gguf_bytes`, `gguf_tensors`, `gguf_kinds`, `mmproj_files`
+    `towers`              tiny models that read pictures, and transformers on a tile
+    `seeing_models`       the same, and transformers on a prompt with tiles
 Results to compare with
     `reference_model`, `operator_face`, `program_contract`, `replies`
 Shards of a stage in this process, or as a script in one of its own

@@ -15,10 +15,14 @@ KNOWN: Mapping[str, Any] = {
     "schema": {"type": "object"},
     "parallel_tool_calls": False,
     "call_id": "x",
+    "data": "eA==",
 }
 """What no type says: of which form a text is, or what an object must have; and what changes."""
 
-ALWAYS = ("type", "call_id", "text", "reasoning", "content", "effort", "schema", "tabs")
+ALWAYS = (
+    *("type", "call_id", "text", "reasoning", "content", "effort", "schema", "tabs"),
+    "image_url",
+)
 """Fields that no type needs, and that say something."""
 
 
@@ -55,7 +59,7 @@ def example(of: Any, name: str = "", *, is_whole: bool = False) -> Any:
             if is_whole or get_origin(hint) is typing_extensions.Required or each in ALWAYS
         }
     if origin is str or not isinstance(origin, type):
-        return "x"
+        return "https://x.example/x" if name.endswith("url") else "x"
     if issubclass(origin, Mapping):
         return {}
     if issubclass(origin, Iterable):

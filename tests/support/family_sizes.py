@@ -646,6 +646,47 @@ WITH_PICTURES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
             "mm_tokens_per_image": 4,
         },
     ),
+    "smolvlm": ("smolvlm", "llama", {"vision_config": _SMALL_EYE}),
+    "qwen3_vl": (
+        "qwen3_vl",
+        "qwen3",
+        {
+            "text_config": {"model_type": "qwen3_vl_text", **SHARED, **FAMILIES["qwen3"][1]},
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 66,
+                "deepstack_visual_indexes": [],
+            },
+        },
+    ),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        "qwen2",
+        {
+            "text_config": {
+                "model_type": "qwen2_5_vl_text",
+                **SHARED,
+                **FAMILIES["qwen2"][1],
+                "use_sliding_window": False,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10_000.0,
+                    "mrope_section": [2, 3, 3],
+                },
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "out_hidden_size": 80,
+                "fullatt_block_indexes": [],
+            },
+        },
+    ),
     "qwen3_5_with_pictures": (
         "qwen3_5",
         "qwen3_5",

@@ -67,6 +67,8 @@ LIMITS = (
     "edge.peer.expulsion_sync.ASKED_WITHIN_S",
     "edge.peer.profiling_calls._DIAL_TIMEOUT_S",
     "edge.peer.resources.MEASURED_TIMEOUT_S",
+    "edge.pictures.decoder._CPU_S",
+    "edge.pictures.decoder._WALL_S",
     "edge.planning.rehearsal.REHEARSAL_LIMIT_S",
     "edge.protocol.announced_peers.NEXT_AFTER_S",
     "edge.protocol.key_rotation_push.ASKED_WITHIN_S",

@@ -50,6 +50,7 @@ class ScriptedModel:
     name = "m"
     answer_form = AnswerForm()
     end_ids: frozenset[int] = frozenset()
+    reads_pictures = False
 
     def __init__(self) -> None:
         self.tokenizer = self

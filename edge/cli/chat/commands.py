@@ -19,11 +19,12 @@ from edge.errors import RequestError, printable
 from edge.host.home import expanded
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import read_file
+from edge.pictures.messages import file_of
 
 _COMMAND = re.compile(r"/([^\W\d_][^\s/]*|\?)(?:\s+(.*))?", re.DOTALL)
 _FILE_AND_TEXT = re.compile(r'("[^"\n]+"|\S+)\s*(.*)', re.DOTALL)
 """A file name; one with spaces is in quotes."""
-_OF_FILES = ("/file", "/load", "/save")
+_OF_FILES = ("/file", "/image", "/load", "/save")
 _MOST_TEXT_BYTES = 16 << 20
 
 
@@ -49,8 +50,8 @@ class Talk(Protocol):
     def say(self, text: str) -> None:
         """Print lines that are not the model's."""
 
-    def ask(self, question: str) -> None:
-        """Have the model answer."""
+    def ask(self, question: str, images: Sequence[bytes] = ()) -> None:
+        """Have the model answer. images: files of the pictures that the question is about."""
 
     def ask_again(self) -> None:
         """Have the model answer the last question."""
@@ -213,9 +214,7 @@ def _retry(talk: Talk, _rest: str) -> None:
 
 
 def _file(talk: Talk, rest: str) -> None:
-    found = _FILE_AND_TEXT.fullmatch(rest)
-    path = _path(found.group(1) if found else "", "file")
-    question = found.group(2) if found else ""
+    path, question = _file_and_text(rest, "file")
     try:
         text = read_file(path, _MOST_TEXT_BYTES).decode()
     except UnicodeDecodeError as error:
@@ -229,6 +228,16 @@ def _file(talk: Talk, rest: str) -> None:
     except ValueError as error:
         raise RequestError(f"{path} cannot be sent: {error}", remedy="name another file") from error
     talk.ask(f"{text}\n\n{question}" if question.strip() else text)
+
+
+def _image(talk: Talk, rest: str) -> None:
+    path, question = _file_and_text(rest, "image")
+    talk.ask(question.strip(), [file_of(path)])
+
+
+def _file_and_text(rest: str, command: str) -> tuple[Path, str]:
+    found = _FILE_AND_TEXT.fullmatch(rest)
+    return _path(found.group(1) if found else "", command), found.group(2) if found else ""
 
 
 def _path(text: str, command: str) -> Path:
@@ -245,6 +254,9 @@ COMMANDS = {
     ),
     "file": Command(
         usage="/file FILE [TEXT]", help="Send a text file, and a question about it.", run=_file
+    ),
+    "image": Command(
+        usage="/image FILE [TEXT]", help="Send an image, and a question about it.", run=_image
     ),
     "set": Command(
         usage="/set NAME VALUE", help="Set temperature, max-tokens and others.", run=_set

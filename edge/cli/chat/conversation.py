@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from edge.offload import StoreError, parse_json, read_file, write_durably
 
 _FORMAT = "edge conversation"
 _MOST_FILE_BYTES = 64 << 20
+_URL = "data:;base64,"
 _MODE = 0o600
 """Readable by the user only: conversations are private."""
 _ROLES = ("user", "assistant")
+
+Turn = dict[str, Any]
+"""A role, a content, and perhaps images: data URLs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,15 +29,19 @@ class Conversation:
     """The turns of user and model, and the system message."""
 
     system: str | None = None
-    turns: list[dict[str, str]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
 
-    def messages(self) -> list[dict[str, str]]:
-        """The messages for a chat template."""
+    def messages(self) -> list[Turn]:
+        """The messages for `edge.Model.chat`."""
         start = [{"role": "system", "content": self.system}] if self.system else []
-        return [*start, *self.turns]
+        return [*start, *map(_message, self.turns)]
 
-    def ask(self, question: str) -> None:
-        self.turns.append({"role": "user", "content": question})
+    def ask(self, question: str, images: Sequence[bytes] = ()) -> None:
+        """images: files of the pictures that the question is about."""
+        turn: Turn = {"role": "user", "content": question}
+        if images:
+            turn["images"] = [_URL + base64.b64encode(each).decode() for each in images]
+        self.turns.append(turn)
 
     def answered(self, answer: str) -> None:
         self.turns.append({"role": "assistant", "content": answer})
@@ -90,10 +99,21 @@ class Conversation:
             raise RequestError(
                 f"{path} is damaged: its turns are {shown(turns)}", remedy="save it again"
             )
+        kept = ("role", "content", "images")
         return cls(
             system=system,
-            turns=[{"role": each["role"], "content": each["content"]} for each in turns],
+            turns=[{name: each[name] for name in kept if name in each} for each in turns],
         )
+
+
+def _message(turn: Turn) -> Turn:
+    """The message of a turn, in which its images come first."""
+    if "images" not in turn:
+        return turn
+    parts = [{"type": "image", "image": each} for each in turn["images"]]
+    if turn["content"]:
+        parts.append({"type": "text", "text": turn["content"]})
+    return {"role": turn["role"], "content": parts}
 
 
 def check_text(text: str) -> None:
@@ -118,5 +138,12 @@ def _are_turns(values: list[Any]) -> bool:
         isinstance(each, Mapping)
         and each.get("role") == _ROLES[number % 2]
         and isinstance(each.get("content"), str)
+        and _are_images(each.get("images", []))
         for number, each in enumerate(values)
+    )
+
+
+def _are_images(values: object) -> bool:
+    return isinstance(values, list) and all(
+        isinstance(each, str) and each.startswith(_URL) for each in values
     )

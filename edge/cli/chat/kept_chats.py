@@ -7,7 +7,7 @@ import re
 import secrets
 from pathlib import Path
 
-from edge.cli.chat.conversation import Conversation
+from edge.cli.chat.conversation import Conversation, Turn
 from edge.errors import RequestError, shown
 from edge.host.state_paths import state_root
 
@@ -28,7 +28,7 @@ class KeptChats:
         self._folder = state_root() / "chats" if folder is None else folder
         self.id = secrets.token_hex(4)
         """The conversation under way."""
-        self._saved: list[dict[str, str]] = []
+        self._saved: list[Turn] = []
 
     def open(self, id: str) -> Conversation:
         """Continue a conversation. Raises RequestError if it is not kept here."""

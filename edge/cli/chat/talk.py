@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import click
@@ -13,7 +14,7 @@ from edge.api.kept_documents import conversation_after, kept_documents
 from edge.api.model import Model
 from edge.api.reply import Reply, ReplyStream
 from edge.cli.chat.answer_view import AnswerView
-from edge.cli.chat.conversation import Conversation
+from edge.cli.chat.conversation import Conversation, Turn
 from edge.cli.chat.settings import Settings
 from edge.cli.plan_view import devices_in_words, show_plan
 from edge.cli.reply_view import (
@@ -27,6 +28,7 @@ from edge.cli.reply_view import (
 from edge.cli.sentences import print_sentence, tell
 from edge.errors import RequestError, without_controls
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.models.pictures import Tile
 from edge.planning.load_options import LoadOptions
 from edge.text.answer_parser import read_answer
 
@@ -84,7 +86,7 @@ class TerminalTalk:
         self, *, settings: Settings | None = None, conversation: Conversation | None = None
     ) -> None:
         said = (conversation or self.conversation).messages()
-        ids = self._encoded([*said, {"role": "user", "content": "Hello"}], settings)
+        ids, _tiles = self._encoded([*said, {"role": "user", "content": "Hello"}], settings)
         room = self._model.context_tokens
         if conversation is not None and len(ids) >= room:
             raise RequestError(
@@ -99,8 +101,8 @@ class TerminalTalk:
         else:
             print_sentence(self._console, without_controls(text))
 
-    def ask(self, question: str) -> None:
-        self.conversation.ask(question)
+    def ask(self, question: str, images: Sequence[bytes] = ()) -> None:
+        self.conversation.ask(question, images)
         try:
             self.ask_again()
         except BaseException:
@@ -129,7 +131,7 @@ class TerminalTalk:
         if not self._figures:
             raise RequestError("there is no answer yet", remedy="ask something first")
         said = self.conversation.messages()  # ends with a complete answer
-        used = len(self._encoded(said, asks=False))
+        used = len(self._encoded(said, asks=False)[0])
         room = self._model.context_tokens
         self.say(f"{self._figures}\nthe conversation has {used} of the context's {room} tokens")
 
@@ -141,28 +143,28 @@ class TerminalTalk:
 
     def _encoded(
         self,
-        messages: list[dict[str, str]],
+        messages: list[Turn],
         settings: Settings | None = None,
         *,
         asks: bool = True,
-    ) -> list[int]:
-        """The token ids of the prompt. asks: an answer follows."""
+    ) -> tuple[list[int], Sequence[Tile]]:
+        """The token ids of the prompt, and the tiles of its pictures. asks: an answer follows."""
         generation = (settings or self.settings).generation
         tokenizer = self._model.tokenizer
         texts = kept_documents().texts(generation.context)
-        return tokenizer.encode_chat(
-            conversation_after(tokenizer, messages, texts), asks, thinking=generation.thinking
-        )
+        said, pictures = self._model.read_pictures(conversation_after(tokenizer, messages, texts))
+        ids = tokenizer.encode_chat(said, asks, thinking=generation.thinking, pictures=pictures)
+        return ids, () if pictures is None else pictures.tiles
 
-    def _answered(self, messages: list[dict[str, str]]) -> tuple[str, Reply | None]:
+    def _answered(self, messages: list[Turn]) -> tuple[str, Reply | None]:
         """The answer until its end, or until Ctrl-C. Raises KeyboardInterrupt for Ctrl-C before the
         first token."""
-        ids = self._encoded(messages)
+        ids, tiles = self._encoded(messages)
         said: list[str] = []
         self.was_stopped = False
         begun_s = time.monotonic()
         generation = replace(self.settings.generation, context=())  # whose texts are in the prompt
-        with self._model.stream(ids, generation, chat_tools=()) as stream:
+        with self._model.stream(ids, generation, chat_tools=(), tiles=tiles) as stream:
             try:
                 self._show(stream, said)
             except KeyboardInterrupt:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -38,6 +40,8 @@ from edge.cli.reply_view import (
 )
 from edge.errors import RequestError, shown
 from edge.kernels.sampling.logprobs import MOST_LOGPROBS
+from edge.models.pictures import Tile
+from edge.pictures.messages import Message
 from edge.planning.load_options import LoadOptions
 from edge.runs.model import Recovery
 
@@ -55,6 +59,13 @@ _CHANGEABLE = {
 )
 @model_options(needs_model=False)
 @click.option("-p", "--prompt", help="What to answer; - reads standard input.")
+@click.option(
+    "--image",
+    "images",
+    metavar="FILE",
+    multiple=True,
+    help="An image that the prompt is about; may be repeated.",
+)
 @generation_options
 @adapt_option
 @cluster_options
@@ -89,6 +100,7 @@ def command(
     context: click.Context,
     model: str | None,
     prompt: str | None,
+    images: tuple[str, ...],
     raw: bool,
     as_json: bool,
     resume: str | None,
@@ -118,6 +130,7 @@ def command(
     Examples:
       edge run HuggingFaceTB/SmolLM2-135M-Instruct -p "Why is the sky blue?"
       edge run path/to/checkpoint -p "Why is the sky blue?"           on peers found by zeroconf
+      edge run path/to/checkpoint -p "What is this?" --image photo.jpg
       edge run path/to/checkpoint -p "Hello" --local 2 --parallel tensor
       edge run path/to/checkpoint -p "Hello" --peer 192.168.1.7:5000 --peer 192.168.1.9:5000
       edge run --resume last
@@ -151,15 +164,24 @@ def command(
             stream = loaded.stream_resume(kept)
         else:
             text: Prompt = prompt or ""
+            tiles: Sequence[Tile] = ()
             in_chat = loaded.tokenizer.has_chat_template and not raw
             if in_chat:
-                asked = [{"role": "user", "content": prompt}]
                 documents = kept_documents().texts(generation.context)
-                text = loaded.tokenizer.encode_chat(
-                    conversation_after(loaded.tokenizer, asked, documents),
-                    thinking=generation.thinking,
+                said, pictures = loaded.read_pictures(
+                    conversation_after(loaded.tokenizer, [_asked(prompt, images)], documents)
                 )
+                text = loaded.tokenizer.encode_chat(
+                    said, thinking=generation.thinking, pictures=pictures
+                )
+                tiles = () if pictures is None else pictures.tiles
                 generation = replace(generation, context=())
+            elif images:
+                why = "--raw uses none" if raw else f"{loaded.name} has none"
+                raise RequestError(
+                    f"images have their place in the chat template, and {why}",
+                    remedy=f"leave out {'one of the two' if raw else '--image'}",
+                )
             elif generation.thinking is not None:
                 why = "--raw uses none" if raw else f"{loaded.name} has none"
                 raise RequestError(
@@ -168,7 +190,9 @@ def command(
                 )
             else:
                 generation = generation.after_text()
-            stream = loaded.stream(text, generation, chat_tools=() if in_chat else None)
+            stream = loaded.stream(
+                text, generation, chat_tools=() if in_chat else None, tiles=tiles
+            )
         if as_json:
             reply = whole_reply(stream)
             click.echo(json.dumps(_as_json(reply), ensure_ascii=False))
@@ -182,9 +206,17 @@ def command(
             tell_drift(cluster, loaded, model, options, drift, adapt=adapt)
 
 
+def _asked(prompt: str | None, images: Sequence[str]) -> Message:
+    """The user's message, in which images come first."""
+    if not images:
+        return {"role": "user", "content": prompt}
+    parts = [{"type": "image", "image": Path(each)} for each in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": prompt}]}
+
+
 def _check_resumed(context: click.Context) -> None:
     """Raises UsageError for options that would change a resumed answer."""
-    fixed = {each.name for each in fields(GenerationOptions)} | {"model", "prompt", "raw"}
+    fixed = {each.name for each in fields(GenerationOptions)} | {"model", "prompt", "raw", "images"}
     fixed |= {each.name for each in fields(LoadOptions)} - _CHANGEABLE
     for parameter in context.command.params:
         if parameter.name in fixed and _is_given(context, parameter.name):

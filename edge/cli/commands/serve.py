@@ -40,6 +40,7 @@ from edge.server.connections import WebServer, allow_connections, most_connectio
 from edge.server.guard import Rules
 from edge.server.keys import read_keys
 from edge.server.model_pool import ModelPool
+from edge.server.pictures import Fetch, fetch_picture
 from edge.server.previews import Previews
 from edge.system.signals import HANGUP, no_longer_on_signal, on_signal, run_in_loop
 from edge.weights.hub_cache import name_of_file
@@ -123,6 +124,11 @@ class _Remembers(click.Command):
     help="A document of edge keep that clients may begin with, as context; may be repeated.",
 )
 @click.option(
+    "--fetch-images",
+    is_flag=True,
+    help="Download images that requests give by http or https, from the public internet alone.",
+)
+@click.option(
     "--max-answers",
     type=click.IntRange(1),
     default=MOST_ANSWERS,
@@ -155,6 +161,7 @@ def command(
     api_key_file: Path | None,
     pooling: Pooling | None,
     documents: tuple[str, ...],
+    fetch_images: bool,
     max_answers: int,
     options: LoadOptions,
     peers: ClusterOptions,
@@ -216,6 +223,7 @@ def command(
                 max_answers=max_answers,
                 pooling=pooling,
                 documents=dict(zip(documents, kept_documents().texts(documents), strict=True)),
+                fetch=fetch_picture if fetch_images else None,
                 as_json=as_json,
             )
         )
@@ -372,11 +380,13 @@ async def serve(
     max_answers: int,
     pooling: Pooling | None,
     documents: Mapping[str, str],
+    fetch: Fetch | None,
     as_json: bool,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then finish answers under way and refuse new ones.
 
     key_file: the source of the rules' keys; None: there are none. documents: texts by name.
+    fetch: downloads images.
     """
     for each in models:
         await run_blocking(partial(check_model, each.place))
@@ -413,6 +423,7 @@ async def serve(
             most_answers=max_answers,
             pooling=pooling,
             documents=documents,
+            fetch=fetch,
             previews=Previews(places, propose),
             candidates=lambda: cluster.peers,
         )

@@ -8,12 +8,19 @@ const input = document.getElementById("ask");
 const send = document.getElementById("send");
 const stop = document.getElementById("stop");
 
-/** Each {role, text}; those of the assistant with a thought, figures, an error. */
+const pictureInput = document.getElementById("picture");
+
+/** Each {role, text, pictures}; those of the assistant with a thought, figures, an error. */
 let messages = [];
+/** Data URLs of the pictures of the next message. */
+let pictures = [];
+let readsPictures = false;
 let underWay = null;
 let canChat = true;
 
-export function setCanChat(can) {
+export function setCanChat(can, reads) {
+  readsPictures = can && reads;
+  document.getElementById("add-picture").hidden = !readsPictures;
   if (canChat === can) return;
   canChat = can;
   document.getElementById("chat-title").textContent = can ? "Chat" : "Go on from a text";
@@ -31,6 +38,7 @@ function drawn(message, number) {
   if (message === underWay?.reply && !message.text && !message.thought) {
     box.append(element("p", "waits", "Waiting for its first token …"));
   }
+  message.pictures?.forEach((each, place) => box.append(picture(each, `Image ${place + 1}`)));
   box.append(text(message.text));
   if (message.error) box.append(element("p", "error", message.error));
   const foot = element("div", "foot");
@@ -53,6 +61,38 @@ function text(content) {
   return box;
 }
 
+function picture(url, words) {
+  const shown = element("img", "picture");
+  shown.src = url;
+  shown.alt = words;
+  return shown;
+}
+
+function showPictures() {
+  document.getElementById("pictures").replaceChildren(...pictures.map((each, number) => {
+    const words = `Image ${number + 1}`;
+    const remove = quiet("Remove", () => {
+      pictures = pictures.filter((_url, place) => place !== number);
+      showPictures();
+      input.focus();
+    });
+    remove.setAttribute("aria-label", `Remove image ${number + 1}`);
+    return element("li", "", picture(each, words), remove);
+  }));
+}
+
+function add(files) {
+  for (const file of files) {
+    if (!file.type.startsWith("image/")) continue;
+    const reader = new FileReader();
+    reader.addEventListener("load", () => {
+      pictures.push(reader.result);
+      showPictures();
+    });
+    reader.readAsDataURL(file);
+  }
+}
+
 function quiet(label, run) {
   const button = element("button", "quiet", label);
   button.type = "button";
@@ -62,6 +102,8 @@ function quiet(label, run) {
 
 function edit(number) {
   input.value = messages[number].text;
+  pictures = messages[number].pictures ?? [];
+  showPictures();
   messages = messages.slice(0, number);
   show();
   input.focus();
@@ -81,10 +123,17 @@ function question() {
   if (!canChat) {
     return ["v1/completions", { ...options, prompt: messages.map((each) => each.text).join("") }];
   }
-  const said = messages.filter((each) => !each.error).map(({ role, text: content }) => ({ role, content }));
+  const said = messages.filter((each) => !each.error)
+    .map((each) => ({ role: each.role, content: content(each) }));
   const system = document.getElementById("system").value.trim();
   if (system) said.unshift({ role: "system", content: system });
   return ["v1/chat/completions", { ...options, messages: said }];
+}
+
+function content({ text: said, pictures: seen }) {
+  if (!seen?.length) return said;
+  const parts = seen.map((url) => ({ type: "image_url", image_url: { url } }));
+  return said ? [...parts, { type: "text", text: said }] : parts;
 }
 
 async function answer() {
@@ -156,15 +205,33 @@ function figures({ begunMs, firstMs, lastMs, pieces, usage }) {
 document.getElementById("ask-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const said = input.value;
-  if (underWay || !said.trim()) return;
+  if (underWay || !(said.trim() || pictures.length)) return;
   input.value = "";
-  messages.push({ role: "user", text: said });
+  messages.push({ role: "user", text: said, pictures });
+  pictures = [];
+  showPictures();
   answer();
 });
 input.addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   event.target.form.requestSubmit();
+});
+pictureInput.addEventListener("change", () => {
+  add(pictureInput.files);
+  pictureInput.value = "";
+});
+const form = document.getElementById("ask-form");
+form.addEventListener("dragover", (event) => {
+  if (readsPictures) event.preventDefault();
+});
+form.addEventListener("drop", (event) => {
+  if (!readsPictures || !event.dataTransfer.files.length) return;
+  event.preventDefault();
+  add(event.dataTransfer.files);
+});
+input.addEventListener("paste", (event) => {
+  if (readsPictures) add(event.clipboardData.files);
 });
 stop.addEventListener("click", () => underWay?.control.abort());
 document.getElementById("clear").addEventListener("click", () => {
@@ -173,5 +240,7 @@ document.getElementById("clear").addEventListener("click", () => {
   send.hidden = false;
   stop.hidden = true;
   messages = [];
+  pictures = [];
   show();
+  showPictures();
 });

@@ -59,7 +59,7 @@ function show(view) {
   const { model } = view;
   at("model").textContent = `${model.name} (${model.dtype}), context ${model.context_tokens} tokens`;
   document.title = `${model.name} · Edge`;
-  setCanChat(model.can_chat);
+  setCanChat(model.can_chat, model.reads_pictures);
   if (model.is_over) state("bad", "has ended");
   else if (model.is_recovering) state("busy", "a device was lost; going on without it");
   else state("ok", view.replies.length ? "answering" : "ready");

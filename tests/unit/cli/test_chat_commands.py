@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from edge.cli.chat.conversation import Conversation
 from edge.cli.chat.settings import Settings, setting_names, words_of
 from edge.errors import RequestError
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.pictures.messages import taken_out
 
 SETTINGS = Settings(generation=GenerationOptions(max_new_tokens=None))
 
@@ -85,8 +87,8 @@ class Silent:
     def say(self, text: str) -> None:
         self.said.append(text)
 
-    def ask(self, question: str) -> None:
-        raise AssertionError(question)
+    def ask(self, question: str, images: Sequence[bytes] = ()) -> None:
+        self.conversation.ask(question, images)
 
     def ask_again(self) -> None:
         raise AssertionError
@@ -273,3 +275,46 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
             Conversation.load(path)
     with pytest.raises(RequestError, match=r"cannot be used.*; name another file"):
         Conversation().save(tmp_path / "missing" / "file", model="m")
+
+
+def test_an_image_is_asked_about_and_kept_with_the_conversation(tmp_path: Path) -> None:
+    talk = Silent()
+    (tmp_path / "a b.png").write_bytes(b"a picture")
+    (tmp_path / "c.png").write_bytes(b"another")
+    run_command(talk, f'/image "{tmp_path}/a b.png" What is it?')
+    talk.conversation.answered("A dog.")
+    run_command(talk, f"/image {tmp_path}/c.png")
+    talk.conversation.answered("A cat.")
+    talk.conversation.save(tmp_path / "kept", model="m")
+    kept = Conversation.load(tmp_path / "kept")
+    assert kept == talk.conversation
+    messages, files = taken_out(kept.messages())
+    assert files == [b"a picture", b"another"]
+    assert messages == [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": "A dog."},
+        {"role": "user", "content": [{"type": "image"}]},
+        {"role": "assistant", "content": "A cat."},
+    ]
+
+
+def test_an_image_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="/image has no file; write /image FILE"):
+        run_command(Silent(), "/image")
+    with pytest.raises(RequestError, match=r"none\.png cannot be read"):
+        run_command(Silent(), f"/image {tmp_path}/none.png What?")
+    assert suggestions("/image a") is None
+
+
+@pytest.mark.parametrize("images", ["/etc/passwd", ["/etc/passwd"], [3], {}])
+def test_images_of_a_file_are_its_own(tmp_path: Path, images: object) -> None:
+    """A conversation that somebody sent reads no other files."""
+    talk = Silent()
+    talk.conversation.ask("a", [b"x"])
+    talk.conversation.answered("b")
+    talk.conversation.save(tmp_path / "kept", model="m")
+    value = json.loads((tmp_path / "kept").read_text())
+    value["turns"][0]["images"] = images
+    (tmp_path / "kept").write_text(json.dumps(value))
+    with pytest.raises(RequestError, match="is damaged"):
+        Conversation.load(tmp_path / "kept")

@@ -125,7 +125,7 @@ def test_an_agent_that_looked_at_a_picture_goes_on() -> None:
     told = messages(call, {"type": "function_call_output", "call_id": "c", "output": output})
     assert told[-1]["content"] == f"It: {NOT_SEEN}"
     with pytest.raises(Refusal, match="only text"):
-        messages({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]})
+        messages({"role": "user", "content": [{"type": "input_file", "file_data": "x"}]})
 
 
 def test_a_tool_that_takes_a_text_is_called_with_one() -> None:

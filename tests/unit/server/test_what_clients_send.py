@@ -214,8 +214,8 @@ FATES: Mapping[str, Mapping[str, Mapping[Fate, str]]] = {
             "refused": "function",
         },
         "parts": {
-            "read": "text",
-            "refused": "file image_url input_audio",
+            "read": "image_url text",
+            "refused": "file input_audio",
         },
         "parts of results": {
             "read": "file image_url input_audio text",
@@ -258,8 +258,8 @@ FATES: Mapping[str, Mapping[str, Mapping[Fate, str]]] = {
             "refused": "compaction compaction_trigger item_reference",
         },
         "parts": {
-            "read": "input_text",
-            "refused": "input_file input_image",
+            "read": "input_image input_text",
+            "refused": "input_file",
         },
         "parts of answers": {
             "read": "output_text refusal",
@@ -295,13 +295,14 @@ FATES: Mapping[str, Mapping[str, Mapping[Fate, str]]] = {
             "read": "assistant system user",
         },
         "blocks": {
-            "read": "compaction search_result text thinking tool_removal tool_result tool_use",
+            "read": "compaction image search_result text thinking tool_removal tool_result "
+            "tool_use",
             "passed over": "advisor_tool_result bash_code_execution_tool_result "
             "code_execution_tool_result fallback mcp_tool_listing mcp_tool_result "
             "mcp_tool_use redacted_thinking server_tool_use "
             "text_editor_code_execution_tool_result tool_addition "
             "tool_search_tool_result web_fetch_tool_result web_search_tool_result",
-            "refused": "container_upload document image",
+            "refused": "container_upload document",
         },
         "blocks of the system": {
             "read": "text tool_addition tool_removal",
