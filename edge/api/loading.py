@@ -248,7 +248,10 @@ def readable_tower(checkpoint: Checkpoint) -> Tower | None:
     except CheckpointError as error:
         _log.warning("pictures are not read: %s", error)
         return None
-    return None if tower is None or tower.deep_layers else tower
+    if tower is not None and tower.deep_layers != checkpoint.spec.picture_layers:
+        _log.warning("pictures are not read: their rows go to layers that are not known")
+        return None
+    return tower
 
 
 def with_tower(

@@ -159,6 +159,12 @@ class StageCompute(Protocol):
         copy."""
         ...
 
+    def picture_rows(self, step: Step) -> NDArray[np.float32]:
+        """A buffer of zeros [layers, batch, tokens, hidden] for what the next `forward`, of this
+        step, adds to the hidden state behind each of the shard's layers that are among the first
+        `picture_layers` of the model."""
+        ...
+
 
 class KvStorage(Protocol):
     """The keys and values of one shard's requests: in memory, in a tier, or exported as arrays.
@@ -313,8 +319,8 @@ class TowerProgram(Protocol):
         ...
 
     def read(self, tile: Tile) -> NDArray[np.float32]:
-        """The rows of a tile [rows, output_size]; of a tower with deep layers [1 + deep_layers,
-        rows, output_size]: the rows, then what is added behind each of the model's first layers.
+        """The rows of a tile [rows, row_size]: each row, then what is added to it behind each of
+        the model's first layers.
 
         Raises ValueError for a tile that the tower does not read.
         """

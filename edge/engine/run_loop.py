@@ -122,11 +122,10 @@ class RunLoop:
         hidden: NDArray[np.float32] | None = None
         times, collective = self._times.now, self._links.collective
         start_s = time.perf_counter()
+        hidden = self._pictures.take(step, program)
         if self._links.seat[0] > 0:
             hidden = program.receive_buffer(step)
             self._links.receive_hidden(hidden)
-        else:
-            hidden = self._pictures.take(step, program)
         received_s, reduced_s = time.perf_counter(), times.reduce_s
         loaded_s, reads = program.disk_wait_s, program.weight_reads
         logits: StepLogits | None = None

@@ -47,7 +47,7 @@ from edge.protocol.token_masks import PackedMask
 from edge.protocol.topology import Seat
 from edge.transport import Link
 from edge.transport.frame import Buffer
-from edge.weights.layout import ShardLayout, looks_up_pictures
+from edge.weights.layout import ShardLayout, gets_pictures, looks_up_pictures
 from edge.weights.observation import observed_runs
 
 _log = logging.getLogger(__name__)
@@ -109,7 +109,10 @@ class ShardEngine:
         self.pictures = WaitingRows(
             assignment.model.hidden_size,
             most=chunks * limits.chunk_tokens,
-            is_awaited=looks_up_pictures(self.layout, assignment.rank),
+            is_awaited=gets_pictures(assignment.model, self.layout, assignment.rank),
+            is_embedded=looks_up_pictures(self.layout, assignment.rank),
+            picture_layers=assignment.model.picture_layers,
+            added=assignment.model.of_pictures(self.layout.layers),
         )
         self._runs = RunLoop(
             self.links,

@@ -17,25 +17,38 @@ from edge.transport.frame import Buffer
 class WaitingRows:
     """The rows of a shard. Added by the thread of the loop, taken by the compute thread."""
 
-    def __init__(self, hidden_size: int, *, most: int, is_awaited: bool) -> None:
-        """most: rows that may wait at once. is_awaited: this shard looks them up; else it gets
-        none."""
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        most: int,
+        is_awaited: bool,
+        is_embedded: bool = True,
+        picture_layers: int = 0,
+        added: range = range(0),
+    ) -> None:
+        """most: rows that may wait at once. is_awaited: this shard gets them; is_embedded: it looks
+        them up as embeddings. picture_layers: see `ModelSpec`; added: those of the shard."""
         self._hidden_size, self._most = hidden_size, most
-        self._is_awaited = is_awaited
+        self._is_awaited, self._is_embedded = is_awaited, is_embedded
+        self._row_size = (1 + picture_layers) * hidden_size
+        self._added = slice(1 + added.start, 1 + added.stop)
+        """Parts of a row."""
+        self._adds = bool(added)
         self._mutex = threading.Lock()
         self._rows: dict[tuple[str, int], NDArray[np.float32]] = {}
         """By request and position."""
 
     def add(self, request: str, position: int, content: Buffer) -> None:
-        """Keep float32 rows [tokens, hidden] for tokens from `position` on.
+        """Keep float32 rows [tokens, (1 + picture_layers) · hidden] for tokens from `position` on.
 
         Raises ProtocolError for rows of another size, too many, or that are not finite.
         """
-        row_bytes = 4 * self._hidden_size
+        row_bytes = 4 * self._row_size
         count, rest = divmod(len(content), row_bytes)
         if rest or not count or not self._is_awaited:
             raise ProtocolError(f"{len(content)} bytes are no rows of a picture for this shard")
-        rows = np.frombuffer(content, "<f4").reshape(count, self._hidden_size)
+        rows = np.frombuffer(content, "<f4").reshape(count, self._row_size)
         if not np.isfinite(rows).all():
             raise ProtocolError("rows of a picture with NaN or infinity")
         with self._mutex:
@@ -45,13 +58,16 @@ class WaitingRows:
 
     def take(self, step: Step, program: StageCompute) -> NDArray[np.float32] | None:
         """The rows of the step in the places of its tokens: its `receive_buffer`, otherwise zero.
-        None: there are none. Raises RequestError if a row has not come."""
+        None: there are none to look up. What layers add goes to the step's `picture_rows`. Raises
+        RequestError if a row has not come."""
         if not self._is_awaited or not any(
             is_row(id) for each in step.entries for id in each.tokens
         ):
             return None
-        hidden = program.receive_buffer(step)
-        hidden.fill(0)
+        hidden = program.receive_buffer(step) if self._is_embedded else None
+        if hidden is not None:
+            hidden.fill(0)
+        added = program.picture_rows(step) if self._adds else None
         with self._mutex:
             for index, entry in enumerate(step.entries):
                 for place, id in enumerate(entry.tokens):
@@ -59,7 +75,11 @@ class WaitingRows:
                         row = self._rows.pop((entry.request, entry.position + place), None)
                         if row is None:
                             raise RequestError("a row of a picture did not come before its step")
-                        hidden[index, place] = row
+                        parts = row.reshape(-1, self._hidden_size)
+                        if hidden is not None:
+                            hidden[index, place] = parts[0]
+                        if added is not None:
+                            added[:, index, place] = parts[self._added]
         return hidden
 
     def forget(self, request: str) -> None:

@@ -81,7 +81,8 @@ class Widths:
     observed_bytes: int = 0
     """Bytes of the sums over its matrices' inputs."""
     beside_values: int = 0
-    """Values of a row's side inputs: inputs of layers that others need, and token inputs."""
+    """Values of a row's side inputs: inputs of layers that others need, token inputs, and what is
+    added to rows of pictures."""
 
     @classmethod
     def of_shard(
@@ -125,7 +126,13 @@ def _beside(spec: ModelSpec, layout: ShardLayout) -> int:
     beside = max(len(before), len(behind))
     handed = (1 + beside) * hidden if beside else 0
     embedded = hidden if layout.token_columns else 0
-    return (len(before) + len(own)) * hidden + handed + embedded + len(layout.token_columns)
+    of_pictures = len(spec.of_pictures(layout.layers))
+    return (
+        (len(before) + len(own) + of_pictures) * hidden
+        + handed
+        + embedded
+        + len(layout.token_columns)
+    )
 
 
 def cache_token_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:

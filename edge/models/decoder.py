@@ -10,6 +10,7 @@ from typing import Any
 from edge.kernels.activation.reference import Activation
 from edge.models.attention import Attention
 from edge.models.config import Config
+from edge.models.families import PICTURE_LAYERS
 from edge.models.gated_mlp import GatedMlp
 from edge.models.rope import read_rotary
 from edge.models.rotary import NO_ROTARY, Rotary
@@ -94,6 +95,7 @@ def decoder(
         "context_tokens": config.size("max_position_embeddings", 2048),
         "norm_epsilon": config.number("rms_norm_eps", 1e-6),
         "tied_embeddings": config.flag("tie_word_embeddings", False),
+        "picture_layers": config.values.get(PICTURE_LAYERS, 0),
         **(model or {}),
     }
     return ModelSpec(**facts, **by_kind([layers[kind] for kind in kinds]))

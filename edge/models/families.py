@@ -83,7 +83,11 @@ WITH_PICTURES = {
 """Multimodal models by `model_type`, with the default type of their text part."""
 
 
-_NOT_READ = ("qwen3_vl",)
+_USUALLY_DEEP: Mapping[str, list[int]] = {
+    "qwen3_vl": [8, 16, 24],
+    "qwen3_5": [],
+    "qwen3_5_moe": [],
+}
 
 
 def reads_pictures(values: Mapping[str, Any]) -> bool:
@@ -92,14 +96,14 @@ def reads_pictures(values: Mapping[str, Any]) -> bool:
     return isinstance(name, str) and name in WITH_PICTURES
 
 
-def note_on(values: Mapping[str, Any]) -> str:
-    """A note for the model's user; empty for most."""
-    if values.get("model_type") not in _NOT_READ:
-        return ""
-    return (
-        f"models of {values['model_type']} read pictures, too: here their text part runs, and "
-        "pictures are not read, because their rows go to several layers"
-    )
+def deep_layers(values: Mapping[str, Any]) -> Any:
+    """The layers of the vision encoder whose outputs go to the model's first layers: a list that is
+    not checked."""
+    name, vision = values.get("model_type"), values.get("vision_config")
+    if not isinstance(name, str) or name not in _USUALLY_DEEP or not isinstance(vision, Mapping):
+        return []
+    found = vision.get("deepstack_visual_indexes")
+    return _USUALLY_DEEP[name] if found is None else found
 
 
 def text_part(values: Mapping[str, Any], *, source: str) -> Mapping[str, Any]:
@@ -115,11 +119,20 @@ def text_part(values: Mapping[str, Any], *, source: str) -> Mapping[str, Any]:
         text = {**text, "rope_scaling": {**rope, "type": "default", "rope_type": "default"}}
     kind = text.get("model_type", usual_kind)
     family, usual = _TEXT_PARTS.get(kind, (kind, {})) if isinstance(kind, str) else (kind, {})
-    return {**usual, **text, "model_type": family, READS_PICTURES: True}
+    deep = deep_layers(values)
+    return {
+        **usual,
+        **text,
+        "model_type": family,
+        READS_PICTURES: True,
+        PICTURE_LAYERS: len(deep) if isinstance(deep, list) else 0,
+    }
 
 
 READS_PICTURES = "reads_pictures"
 """A field beside those of a text part: it belongs to a multimodal model."""
+PICTURE_LAYERS = "picture_layers"
+"""The same: the field of ModelSpec."""
 
 _USUAL_MISTRAL = {
     "vocab_size": 32000,

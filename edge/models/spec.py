@@ -26,6 +26,7 @@ MAX_KV_HEADS = 1 << 16
 MAX_EXPERTS_IN_ALL = 1 << 16
 """Most experts in all layers: each is listed with its own weights. 60 layers of 512 are 31
 thousand."""
+MAX_PICTURE_LAYERS = 16
 _LONGEST_FAMILY = 100
 MAX_KINDS = 64
 """Most kinds of layers in one model."""
@@ -142,6 +143,9 @@ class ModelSpec:
     """Logits x then become soft_cap · tanh(x / soft_cap); None: unchanged."""
     has_further_head: bool = False
     """The sampler computes a further head, too, to guess tokens: see `further_head.py`."""
+    picture_layers: int = 0
+    """Behind each of the first N layers, the hidden state of a picture's row gets a further row of
+    the tower added (DeepStack: Meng et al., 2024)."""
     joins_states: bool = False
     """It is a further head: the input of its first layer is a product with the embedding's row and
     a hidden state from outside, each normed, side by side."""
@@ -177,6 +181,10 @@ class ModelSpec:
             raise ValueError("two kinds of layers are the same")
         if not any(isinstance(kind.mixer, Attention) for kind in self.kinds):
             raise ValueError("a model without attention in any layer is not computed")
+        if type(self.picture_layers) is not int or not (
+            0 <= self.picture_layers <= min(self.num_layers, MAX_PICTURE_LAYERS)
+        ):
+            raise ValueError(f"picture_layers must be 0 to {MAX_PICTURE_LAYERS} of the layers")
         if type(self.norm_epsilon) is not float or not 0.0 <= self.norm_epsilon < 1.0:
             raise ValueError(f"norm_epsilon must lie in 0..1, not {shown(self.norm_epsilon)}")
         for name in ("embedding_scale", "logit_scale", "logit_soft_cap"):
@@ -226,6 +234,10 @@ class ModelSpec:
         """The size of the inputs per layer and token; 0: none."""
         block = self.kinds[0].feed_forward
         return (block.token_inputs or 0) if isinstance(block, GatedMlp) else 0
+
+    def of_pictures(self, layers: range) -> range:
+        """Those of these layers behind which something is added to rows of pictures."""
+        return range(layers.start, max(layers.start, min(layers.stop, self.picture_layers)))
 
     def kept(self, layer: int) -> tuple[int, ...]:
         """The earlier layers whose input this or a later layer needs again, in order."""

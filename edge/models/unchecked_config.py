@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edge.models.families import note_on
-
 _LARGEST_SIZE = 1 << 40
 _LARGEST_NUMBER = 1e38
 _LONGEST_TEXT = 100
@@ -49,13 +47,13 @@ class Claims:
     quantized_by: str | None
     """The method by which published weights were quantized."""
     rope: Rope | None
-    note: str
+    note: str = ""
     """Notes for the user; empty for most models."""
 
 
 def claims_of(config: Mapping[str, Any]) -> Claims:
     """The claims of a config.json; of a multimodal model, those of its text part."""
-    note, part = note_on(config), config.get("text_config")
+    part = config.get("text_config")
     if "hidden_size" not in config and isinstance(part, Mapping):
         config = {**config, **part}
     quantization = config.get("quantization_config")
@@ -76,7 +74,6 @@ def claims_of(config: Mapping[str, Any]) -> Claims:
         tied_embeddings=tied if isinstance(tied, bool) else None,
         quantized_by=_text(method) or ("an unnamed method" if quantization else None),
         rope=_rope(config),
-        note=note,
     )
 
 

@@ -98,7 +98,7 @@ class CoordinatorTowers:
             program=program,
             call=call,
             turn=asyncio.Lock(),
-            rows=np.empty((0, call.tower.output_size), np.float32),
+            rows=np.empty((0, call.tower.row_size), np.float32),
         )
         return messages.Done()
 

@@ -440,9 +440,9 @@ class Reserved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureRows(Post):
-    """Rows of pictures, for the tokens of a request from `position` on: float32 [tokens, hidden].
-    A shard of the first stage that looks up embeddings gets them before the step that computes
-    them."""
+    """Rows of pictures, for the tokens of a request from `position` on: float32
+    [tokens, (1 + picture_layers) · hidden]. Shards that look up embeddings or have some of the
+    model's first `picture_layers` layers get them before the step that computes them."""
 
     kind = "picture_rows"
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)

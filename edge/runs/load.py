@@ -25,7 +25,7 @@ from edge.scheduling.saved_states import SavedStates
 from edge.scheduling.state import SchedulingLimits, SchedulingState
 from edge.weights.cache_layout import held_layers
 from edge.weights.formats import weight_format
-from edge.weights.layout import looks_up_pictures
+from edge.weights.layout import gets_pictures
 from edge.weights.token_reads import packed_bytes_of_token
 
 
@@ -217,7 +217,7 @@ class _Loading:
         run, delivery = self.run, self.delivery
         layout = delivery.load.layout(seat)
         run.held[seat] = held_layers(layout, delivery.load.kv_dtype)
-        if looks_up_pictures(layout, seat[1]):
+        if gets_pictures(delivery.load.spec, layout, seat[1]):
             run.picture_seats.append(seat)
         run.manifests[seat] = delivered.manifest_digest
         run.sent_bytes[peer.name] = run.sent_bytes.get(peer.name, 0) + delivered.sent_bytes

@@ -100,7 +100,6 @@ class Pictures:
         """Tiles that were read so far."""
         self._path, self._fingerprint = checkpoint.path, checkpoint.tower_fingerprint
         self._weight_format = tower_format(self.tower, load.weight_format)
-        self._hidden_size = load.spec.hidden_size
         self._chunk_tokens = load.limits.chunk_tokens
         self._kv_dtype = load.kv_dtype
         mixers = load.spec.attentions.values()
@@ -207,7 +206,7 @@ class Pictures:
         raise AssertionError("it has returned or raised")
 
     async def _ask(self, loaded: _Loaded, tile: Tile) -> Rows:
-        client, session, width = loaded.client, loaded.session, self._hidden_size
+        client, session, width = loaded.client, loaded.session, self.tower.row_size
         await client.call(
             ReadTile(
                 session=session,

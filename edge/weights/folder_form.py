@@ -17,7 +17,7 @@ from edge.errors import CheckpointError, RequestError
 from edge.host.atomic_files import write_whole
 from edge.host.cache_paths import cache_root
 from edge.models.experts import Experts, expert_number
-from edge.models.families import Family, note_on, read_family, reads_pictures
+from edge.models.families import Family, read_family, reads_pictures
 from edge.models.spec import ModelSpec
 from edge.offload import SafetensorsStore, StoreError
 from edge.text import read_end_ids, read_sampling, read_tokenizer_files, unused_settings
@@ -75,7 +75,7 @@ def open_folder(folder: Path) -> CheckpointForm:
         config = with_quantization(config, folder, files.names())
         plain_name = family.tensor_name
         own = plain_name("embedding").removesuffix("weight")
-        note = note_on(config)
+        note = ""
         is_here = any(each.startswith(own) for each in files.names())
         if reads_pictures(config) or not is_here:
             plain_name = _in_text_part(plain_name, files.names())

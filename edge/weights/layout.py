@@ -131,6 +131,12 @@ def looks_up_pictures(layout: ShardLayout, rank: int) -> bool:
     return layout.is_first_stage and (not rank or not layout.sums_embedding)
 
 
+def gets_pictures(spec: ModelSpec, layout: ShardLayout, rank: int) -> bool:
+    """Whether a shard of this rank is sent the rows of pictures: it looks them up, or adds further
+    ones behind its layers."""
+    return looks_up_pictures(layout, rank) or bool(spec.of_pictures(layout.layers))
+
+
 def shard_layout(spec: ModelSpec, plan: Plan, *, stage: int, rank: int) -> ShardLayout:
     """The layout of shard `rank` of stage `stage`."""
     this = plan.stages[stage]

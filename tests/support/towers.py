@@ -142,7 +142,10 @@ _SIZES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
 """(model_type, text part in SIZES, further fields) by name."""
 
 _AXES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
-_TEXTS: Mapping[str, Mapping[str, Any]] = {"qwen2_5_vl": {"rope_parameters": _AXES}}
+_TEXTS: Mapping[str, Mapping[str, Any]] = {
+    "qwen2_5_vl": {"rope_parameters": _AXES},
+    "qwen3_vl": {"rope_parameters": {**_AXES, "mrope_section": [12, 10, 10]}},
+}
 """Further fields of text parts."""
 
 _TEXT_TYPES = {"qwen2_5_vl": "qwen2_5_vl_text", "qwen3_vl": "qwen3_vl_text"}
@@ -290,7 +293,7 @@ def _qwen(
     found = model.get_image_features(values, image_grid_thw=grid)
     deep = getattr(found, "deepstack_features", None)
     return (
-        torch.stack([found.pooler_output[0], *(each[0] for each in deep)])
+        torch.cat([found.pooler_output[0], *(each[0] for each in deep)], dim=-1)
         if deep
         else found.pooler_output[0]
     )

@@ -104,6 +104,10 @@ class NullProgram(HostKvStorage):
         shape = (step.batch, step.num_tokens, self._spec.hidden_size)
         return self._hidden[: np.prod(shape)].reshape(shape)
 
+    def picture_rows(self, step: Step) -> NDArray[np.float32]:
+        layers = len(self._spec.of_pictures(self._layout.layers))
+        return np.zeros((layers, step.batch, step.num_tokens, self._spec.hidden_size), np.float32)
+
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:

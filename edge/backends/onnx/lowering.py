@@ -108,6 +108,8 @@ def _layer(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
     _mixer(build, stream, layer)
     lower_feed_forward(build, stream, layer)
     _token_inputs(build, stream, layer)
+    if layer < build.spec.picture_layers:
+        stream.add_picture_rows(layer)
 
 
 def _mixer(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None:
@@ -159,6 +161,8 @@ def _streamed(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None
     build.segment.names = LayerNames(streamed=layer)
     kind = f"of kind {layout.kind(layer)} with {build.kinds_of_layer(layer)}"
     build.kind = f"{'mixer' if layout.is_split else 'layer'} {kind}, adds {stream.adds}"
+    if not layout.is_split and layer < build.spec.picture_layers:
+        build.kind += ", adds rows of pictures"
     if layer in build.spec.lenders:
         build.kind += f", kept for those after {layer}"
     _mixer(build, stream, layer)
@@ -168,7 +172,12 @@ def _streamed(build: SegmentBuilder, stream: ResidualStream, layer: int) -> None
     if layout.is_split:
         build.kind = f"token inputs {kind}"
     _token_inputs(build, stream, layer)
-    if not layout.is_split or build.spec.token_inputs:
+    has_pictures = layer < build.spec.picture_layers
+    if has_pictures:
+        if layout.is_split:
+            build.kind = f"rows of pictures {kind}"
+        stream.add_picture_rows(layer)
+    if not layout.is_split or build.spec.token_inputs or has_pictures:
         stream.carry_over()
     build.segment.names = LayerNames()
 

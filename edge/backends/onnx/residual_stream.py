@@ -139,6 +139,13 @@ class ResidualStream:
         normed, _ = add_rms_norm(build.graph, x, nothing, weight, epsilon=epsilon)
         return normed
 
+    def add_picture_rows(self, layer: int) -> None:
+        """Add the input for rows of pictures behind this layer, as if a stage began after it."""
+        self._add(stays=True)
+        rows = self._build.hidden_input_of(layer, "picture_rows")
+        self._hidden = self._build.graph.node("Add", self._hidden, rows)
+        self._add_nothing()
+
     def contribute(self, product: str, after: AfterProduct) -> None:
         """Make a part's product the addend, after a sum over shards."""
         if not self._build.layout.is_split:

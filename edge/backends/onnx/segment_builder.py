@@ -134,6 +134,10 @@ class SegmentBuilder:
     def hidden_input(self, name: str, *, parts: int = 1) -> str:
         return self.graph.input(name, np.float32, self._hidden_shape(parts))
 
+    def hidden_input_of(self, layer: int, name: str) -> str:
+        """An input of this layer, of the size of the hidden state."""
+        return self.segment.input(f"{name}_{layer}", np.float32, self._hidden_shape(1))
+
     def hidden_output(self, value: str, name: str, *, parts: int = 1) -> None:
         self.segment.output_of_all(value, name, np.float32, self._hidden_shape(parts))
 

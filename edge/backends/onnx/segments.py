@@ -21,7 +21,8 @@ class GraphSegment:
     `rotation_names`, the sums of `gram_names`, `lengths`, `total`, `past_key_N`, `past_value_N`,
     `key_scales_N`, `value_scales_N` and `hidden_out`, `partial_out`, `logits`, `present_key_N`,
     `present_value_N`; `embedded` and `token_rows_N` where layers have inputs of each token;
-    `kept_N` and `kept_out_N` of layers whose input others need; where experts are brought in also
+    `kept_N` and `kept_out_N` of layers whose input others need; `picture_rows_N` of layers that add
+    to rows of pictures; where experts are brought in also
     the fields of `kernels.experts.onnx.Routed` as `expert_…`, then `expert_results`.
     """
 

@@ -1,5 +1,5 @@
-"""Side inputs of a stage, sent with the hidden state: inputs of layers that later layers need
-again, token embeddings, and per-layer token inputs."""
+"""Side inputs of a stage: inputs of layers that later layers need again, which are sent with the
+hidden state; token embeddings, per-layer token inputs, and what layers add to rows of pictures."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ class SideInputs:
         """The hidden state between stages, with the side inputs beside it."""
         of_tokens = bool(layout.token_columns)
         self._embedded = np.zeros(most * spec.hidden_size * of_tokens, np.float32)
+        self._of_pictures = spec.of_pictures(layout.layers)
+        self._picture_rows = np.zeros((len(self._of_pictures), most * spec.hidden_size), np.float32)
+        """By layer; zeros except in a step with rows of pictures."""
+        self._has_picture_rows = False
         self._token_rows = np.zeros((len(layout.layers), most, spec.token_inputs), np.float32)
 
     def handed(self, batch: int, tokens: int) -> Array | None:
@@ -80,6 +84,18 @@ class SideInputs:
                 self._embedded[: len(flat)] = flat
             tables.read_layers_into(self._token_rows, 0, tokens)
 
+    def picture_rows(self, batch: int, tokens: int) -> Array:
+        """See StageCompute. Zeros again after `forget_picture_rows`."""
+        self._has_picture_rows = True
+        rows = self._picture_rows[:, : batch * tokens * self._hidden_size]
+        return rows.reshape(-1, batch, tokens, self._hidden_size)
+
+    def forget_picture_rows(self) -> None:
+        """Called after each step."""
+        if self._has_picture_rows:
+            self._picture_rows.fill(0)
+            self._has_picture_rows = False
+
     def arrays(self, shape: StepShape) -> dict[str, Array]:
         """Arrays by the name of a graph's input or output."""
         batch, tokens, first = shape.batch, shape.tokens, shape.first_token
@@ -88,6 +104,8 @@ class SideInputs:
         for layer, kept in self._kept.items():
             view = rows_of(kept, *place)
             arrays |= {f"kept_{layer}": view, f"kept_out_{layer}": view}
+        for layer, flat in zip(self._of_pictures, self._picture_rows, strict=True):
+            arrays[f"picture_rows_{layer}"] = rows_of(flat, *place)
         if self._layout.token_columns:
             arrays["embedded"] = rows_of(self._embedded, *place)
             some = self._token_rows[:, first : first + batch * tokens]

@@ -110,6 +110,9 @@ class GraphSteps(ABC, Generic[_G]):
         handed = self._side_inputs.handed(step.batch, step.num_tokens)
         return self._hidden(0, step) if handed is None else handed
 
+    def picture_rows(self, step: Step) -> NDArray[np.float32]:
+        return self._side_inputs.picture_rows(step.batch, step.num_tokens)
+
     def _hidden(self, number: int, step: Step) -> NDArray[np.float32]:
         """One of the pair of hidden states [batch, tokens, hidden]."""
         flat = self._buffers.hidden[number]
@@ -136,6 +139,7 @@ class GraphSteps(ABC, Generic[_G]):
                 self._graphs.embedding, self._buffers, rows, has_pictures=hidden is not None
             )
         self._run(shapes, collective)
+        self._side_inputs.forget_picture_rows()
         self._graphs.check()  # the weights did not change during the step
         self._wrote(step, slot)
         if self._layout.is_last_stage:

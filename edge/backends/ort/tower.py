@@ -28,7 +28,8 @@ class OrtTower:
         self._file.check()
         names = [ROWS, *map(DEEP.format, range(self._tower.deep_layers))]
         found: list[NDArray[np.float32]] = self._session.run(names, feeds)
-        return np.concatenate(found) if self._tower.deep_layers else found[0][0]
+        rows: NDArray[np.float32] = np.concatenate(found, axis=-1)[0]
+        return rows
 
     def close(self) -> None:
         self._session = None

@@ -84,6 +84,9 @@ class TritonProgram(SwappedKv):
         handed = self._side.handed(step.batch, step.num_tokens)
         return self._hidden_rows(step) if handed is None else handed
 
+    def picture_rows(self, step: Step) -> NDArray[np.float32]:
+        raise RequestError("rows of pictures behind several layers are not computed on a GPU")
+
     def _hidden_rows(self, step: Step) -> NDArray[np.float32]:
         """The step's hidden state [batch, tokens, hidden size] on the host."""
         size = self._operators.spec.hidden_size

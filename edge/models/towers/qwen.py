@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from edge.models.config import Config
+from edge.models.families import deep_layers
 from edge.models.pictures import MAX_PATCHES
 from edge.models.plain_mlp import PlainMlp
 from edge.models.spec import ModelSpec
@@ -35,7 +36,9 @@ _NORM = TowerNorm(kind="layer", epsilon=1e-6)
 
 
 def describe(config: Config, processor: Config, model: ModelSpec) -> Tower:
-    vision, name = vision_of(config), str(config.values["model_type"])
+    vision, layers_of_rows = vision_of(config), deep_layers(config.values)
+    if not isinstance(layers_of_rows, list):
+        raise vision.error("deepstack_visual_indexes must be a list of layers")
     hidden, heads = vision.size("hidden_size", 1152), vision.size("num_heads", 16)
     layers = encoder(
         vision,
@@ -72,19 +75,10 @@ def describe(config: Config, processor: Config, model: ModelSpec) -> Tower:
         turns=Turns(rows=angles, columns=angles),
         side=side,
         merger=merger,
-        deep=tuple((number, deep) for number in _deep_layers(vision, name)),
+        deep=tuple((number, deep) for number in layers_of_rows),
         max_patches=MAX_PATCHES,
         **pixel_terms(processor),
     )
-
-
-def _deep_layers(vision: Config, name: str) -> tuple[int, ...]:
-    found = vision.values.get("deepstack_visual_indexes")
-    if found is None:
-        return (8, 16, 24) if name == "qwen3_vl" else ()
-    if not isinstance(found, list):
-        raise vision.error("deepstack_visual_indexes must be a list of layers")
-    return tuple(found)
 
 
 FAMILY = TowerFamily(

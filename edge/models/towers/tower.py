@@ -26,7 +26,7 @@ from edge.models.parts import check_flags, check_sizes, exact_fields, finite, ma
 from edge.models.pictures import MAX_PATCHES
 from edge.models.plain_mlp import PlainMlp
 from edge.models.rotary import NO_ROTARY
-from edge.models.spec import ModelSpec, tensor_shapes
+from edge.models.spec import MAX_PICTURE_LAYERS, ModelSpec, tensor_shapes
 
 CHANNELS = 3
 MAX_SIDE = 64
@@ -36,7 +36,7 @@ MAX_PIXELS = 128
 """Most pixels of a side of a patch."""
 MAX_TABLE_SIDE = 1 << 14
 MAX_PROJECTIONS = 8
-MAX_DEEP_LAYERS = 16
+
 
 BOUNDED = ("query", "key", "value", "output", "gate", "up", "down")
 """The products of a layer whose inputs and outputs may have bounds."""
@@ -267,8 +267,8 @@ class Tower:
         self._check_grid()
         self._check_layers()
         self._check_bounds()
-        if not isinstance(self.deep, tuple) or len(self.deep) > MAX_DEEP_LAYERS:
-            raise ValueError(f"a tower has at most {MAX_DEEP_LAYERS} deep layers")
+        if not isinstance(self.deep, tuple) or len(self.deep) > MAX_PICTURE_LAYERS:
+            raise ValueError(f"a tower has at most {MAX_PICTURE_LAYERS} deep layers")
         numbers = [number for number, _merger in self.deep]
         if any(type(each) is not int for each in numbers) or numbers != sorted(set(numbers)):
             raise ValueError("deep layers must be different, in order")
@@ -336,6 +336,11 @@ class Tower:
     def deep_layers(self) -> int:
         """The number of outputs besides the rows."""
         return len(self.deep)
+
+    @property
+    def row_size(self) -> int:
+        """Values of a row, and of what is added to it behind the model's first layers."""
+        return (1 + self.deep_layers) * self.output_size
 
     @functools.cached_property
     def digest(self) -> bytes:
@@ -434,8 +439,8 @@ class Tower:
         """A tower from JSON. Raises ValueError for a value that `to_json` cannot write."""
         fields = dict(exact_fields(cls, value))
         deep = fields["deep"]
-        if not isinstance(deep, list | tuple) or len(deep) > MAX_DEEP_LAYERS:
-            raise ValueError(f"a tower has at most {MAX_DEEP_LAYERS} deep layers")
+        if not isinstance(deep, list | tuple) or len(deep) > MAX_PICTURE_LAYERS:
+            raise ValueError(f"a tower has at most {MAX_PICTURE_LAYERS} deep layers")
         if any(not isinstance(each, list | tuple) or len(each) != 2 for each in deep):
             raise ValueError("a deep layer must be a number and a merger")
         grid = fields["grid"]

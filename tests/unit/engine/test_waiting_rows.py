@@ -22,6 +22,10 @@ class Buffers:
     def receive_buffer(self, step: Step) -> Any:
         return np.full((step.batch, step.num_tokens, HIDDEN), 9, np.float32)
 
+    def picture_rows(self, step: Step) -> Any:
+        self.added = np.zeros((2, step.batch, step.num_tokens, HIDDEN), np.float32)
+        return self.added
+
 
 def step(position: int, *tokens: int) -> Step:
     entry = StepEntry(request="r", position=position, tokens=tokens, logit_rows=0)
@@ -50,6 +54,29 @@ def test_a_shard_that_looks_up_none_takes_none() -> None:
     assert rows.take(step(5, PICTURE_IDS), Buffers()) is None  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="no rows of a picture for this shard"):
         rows.add("r", 5, ROWS.tobytes())
+
+
+@pytest.mark.parametrize("is_embedded", [False, True])
+def test_what_layers_add_goes_to_the_layers_of_the_shard(is_embedded: bool) -> None:
+    rows = WaitingRows(
+        HIDDEN,
+        most=4,
+        is_awaited=True,
+        is_embedded=is_embedded,
+        picture_layers=3,
+        added=range(1, 3),
+    )
+    whole = np.arange(2 * 4 * HIDDEN, dtype=np.float32).reshape(2, 4, HIDDEN)
+    rows.add("r", 1, whole.tobytes())
+    buffers = Buffers()
+    found = rows.take(step(0, 7, PICTURE_IDS, PICTURE_IDS + 1), buffers)  # type: ignore[arg-type]
+    assert (found is not None) == is_embedded
+    if found is not None:
+        np.testing.assert_array_equal(found[0, 1:], whole[:, 0])
+    np.testing.assert_array_equal(buffers.added[:, 0, 0], np.zeros((2, HIDDEN)))
+    np.testing.assert_array_equal(buffers.added[:, 0, 1:], whole[:, 2:].swapaxes(0, 1))
+    with pytest.raises(ProtocolError, match="no rows of a picture"):
+        rows.add("r", 5, bytes(4 * HIDDEN))
 
 
 @pytest.mark.parametrize(
