@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.models.gguf_architectures import ARCHITECTURES, EMBEDDING, HEAD, Architecture
+from edge.models.rotary import AXES
 from edge.models.spec import MAX_LAYERS
 
 _ROPE_FREQUENCIES = "rope_freqs.weight"
@@ -137,12 +138,22 @@ def describe_gguf(
     values["tie_word_embeddings"] = HEAD not in shapes
     values["attention_bias"] = "blk.0.attn_q.bias" in shapes
     values["mlp_bias"] = "blk.0.ffn_up.bias" in shapes
-    values["rope_parameters"] = _rope(metadata, name, rope_factors, source)
+    values["rope_parameters"] = rope = _rope(metadata, name, rope_factors, source)
+    if (sections := metadata.get(f"{name}.rope.dimension_sections")) is not None:
+        rope["mrope_section"] = _sections(sections)
     try:
         architecture.finish(values, shapes)
     except ValueError as error:
         raise CheckpointError(f"{source}: {error}") from error
     return GgufModel(architecture=architecture, values=values, keys=keys)
+
+
+def _sections(value: object) -> object:
+    """The pairs of each axis of a picture's positions: files have a fourth axis of none."""
+    if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, np.integer):
+        return value
+    found = [int(each) for each in value]
+    return found[:AXES] if found[AXES:] == [0] else found
 
 
 def claimed_config(

@@ -162,6 +162,8 @@ def _gemma4(values: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> No
             raise ValueError(f"heads of {shown(size)} elements and others are not computed here")
     values["vocab_size_per_layer_input"] = values["vocab_size"]
     values["enable_moe_block"] = bool(values.get("num_experts"))
+    if not values["hidden_size_per_layer_input"]:  # of the large sizes
+        values["use_bidirectional_attention"] = "vision"
     rope, local = values["rope_parameters"], values.pop("local_rope_theta", 10_000.0)
     factors = rope.get("factors")
     if rope.get("rope_type") == "factors" and set(factors) <= {1.0, max(factors)}:
@@ -246,6 +248,7 @@ _SOFTMAX: Mapping[str, tuple[object, ...]] = {
     "expert_weights_scale": (1.0, 0.0),
     "expert_group_count": (1, 0),
 }
+_DEEP = {"picture_layers": "n_deepstack_layers"}
 _SIGMOID: Mapping[str, tuple[object, ...]] = {"expert_gating_func": (2,)}
 
 
@@ -429,6 +432,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         plain={**_SOFTMAX, "expert_weights_norm": (False,)},
         finish=_normed(False),
     ),
+    "qwen2vl": Architecture(model_type="qwen2"),
     "qwen3": Architecture(),
     "qwen35": Architecture(**_DELTA, model_type="qwen3_5_text", tiles_values=True),
     "qwen35moe": Architecture(**_DELTA_EXPERTS, model_type="qwen3_5_moe_text", tiles_values=True),
@@ -439,6 +443,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         finish=_normed(True),
     ),
     "qwen3next": Architecture(**_DELTA_EXPERTS, model_type="qwen3_next"),
+    "qwen3vl": Architecture(model_type="qwen3", keys=_DEEP),
+    "qwen3vlmoe": Architecture(
+        model_type="qwen3_moe",
+        keys=_DEEP,
+        needed=_EXPERTS,
+        plain={**_SOFTMAX, "expert_weights_norm": (True,)},
+        finish=_normed(True),
+    ),
     "smollm3": Architecture(interleaves=True),
 }
 """Mistral's models before Ministral 3, and Mixtral's, are of architecture "llama"."""

@@ -17,6 +17,7 @@ from edge.offload import INDEX_FILE, SINGLE_FILE, StoreError, all_parts, first_p
 from edge.weights.folder_files import ADDITIONAL_TEMPLATES, SMALL_FILES
 from edge.weights.folder_form import CONFIG
 from edge.weights.hub_cache import cached_repositories, folder_of, repository_of, snapshots
+from edge.weights.mmproj_names import is_mmproj
 
 _DEFAULT_CHOICE = "Q4_K_M"
 """Default choice among several GGUF models, as in other programs."""
@@ -140,9 +141,11 @@ def wanted_files(names: Collection[str], gguf: str | None) -> list[str]:
     """The files to read of such a repository, without the files that an index names."""
     if gguf is not None:
         try:
-            return [each.as_posix() for each in all_parts(Path(gguf))]
+            parts = [each.as_posix() for each in all_parts(Path(gguf))]
         except StoreError as error:
             raise CheckpointError(str(error)) from error
+        beside = [each for each in names if Path(each).parent == Path(gguf).parent]
+        return [*parts, *sorted(filter(is_mmproj, beside))[:1]]
     weights = SINGLE_FILE if SINGLE_FILE in names else INDEX_FILE
     templates = sorted(each for each in names if _is_template(each))
     return [each for each in (CONFIG, *SMALL_FILES, *templates, weights) if each in names]
@@ -203,7 +206,9 @@ def _gguf_models(names: Collection[str]) -> list[str]:
         {
             str(first_part(Path(each)))
             for each in names
-            if each.lower().endswith(".gguf") and not re.match(r"mmproj|imatrix", Path(each).name)
+            if each.lower().endswith(".gguf")
+            and not is_mmproj(each)
+            and not Path(each).name.startswith("imatrix")
         }
     )
 

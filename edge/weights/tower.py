@@ -113,10 +113,19 @@ def tower_in_folder(
     name = family.tensor_name(store.names())
     if name("patches") not in store.names():
         return None
-    if family.is_bounded and name("layers.0.query.input_min") in store.names():
-        tower = replace(tower, bounds=_bounds(tower, name, store))
+    tower = with_bounds(family, tower, name, store)
     store = with_parts(family, tower, name, store)
     return TowerForm(tower=tower, files=files, tensor_name=name, store=store)
+
+
+def with_bounds(
+    family: TowerFamily, tower: Tower, name: Callable[[str], str], store: WeightStore
+) -> Tower:
+    """The tower with the bounds of its products, if the checkpoint has some. Raises
+    CheckpointError."""
+    if not family.is_bounded or name("layers.0.query.input_min") not in store.names():
+        return tower
+    return replace(tower, bounds=_bounds(tower, name, store))
 
 
 def _bounds(

@@ -16,11 +16,13 @@ from edge.api.reply import Reply, ReplyStream
 from edge.runs.pictures import Pictures
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.processes import Daemon, cluster_of_daemons, start_together
-from tests.support.seeing_models import FAMILIES, Asked, SeeingModel
-from tests.support.slow_cases import every_pair, repeats_are_slow
+from tests.support.seeing_models import FAMILIES, GGUF_TEXTS, Asked, SeeingModel
+from tests.support.slow_cases import every_pair, repeats_are_slow, shown_in_parts
 
 CONTEXT = 512
 PLANS = ("solo", "pipeline_2", "tensor_3")
+SLOW = shown_in_parts("unit/weights/test_gguf_towers.py")
+OTHER_GGUF_FAMILIES = [each for each in FAMILIES if each not in ("qwen3_vl", "gemma4_large")]
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +92,20 @@ def test_answers(
         if not any(each.window for each in seeing.spec.attentions.values()):
             # Of windows, so small a context keeps no copies.
             assert reply.statistics["found_tokens"] >= len(asked.prompt) - 6
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_vl", "gemma4_large", *(pytest.param(each, marks=SLOW) for each in OTHER_GGUF_FAMILIES)],
+)
+def test_answers_from_a_gguf_file_and_the_one_beside_it(
+    cluster: edge.Cluster, tmp_path: Path, family: str
+) -> None:
+    seeing = SeeingModel(family, tmp_path / "folder", **GGUF_TEXTS.get(family, {}))
+    seeing.as_gguf(tmp_path / "files")
+    asked = seeing.asked(2, before=40, seed=3)
+    with loaded(cluster, seeing, "pipeline_2") as model:
+        assert list(answer(model, asked, 32).token_ids) == seeing.greedy(asked, 32)
 
 
 @pytest.mark.parametrize("gone", ["reader", "sampler"])

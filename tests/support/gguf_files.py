@@ -120,6 +120,8 @@ _ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
+    "qwen2_5_vl_text": "qwen2vl",
+    "qwen3_vl_text": "qwen3vl",
 }
 
 _FURTHER = {
@@ -458,6 +460,8 @@ def _metadata(config: Mapping[str, Any], name: str, head_size: int) -> dict[str,
         found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(trained))
     if config["model_type"] in _WINDOWED and config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
+    if (sections := rope.get("mrope_section")) is not None:
+        found["rope.dimension_sections"] = [*sections, 0]
     if "linear_attention" in config.get("layer_types", ()):
         found["full_attention_interval"] = config["layer_types"].index("full_attention") + 1
         values = config["linear_num_value_heads"] * config["linear_value_head_dim"]

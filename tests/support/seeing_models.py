@@ -16,12 +16,25 @@ from edge.models.towers.tower import Tower
 from edge.runs.pictures import tower_digest
 from edge.weights.checkpoint import Checkpoint
 from tests.support.checkpoints import hub
+from tests.support.mmproj_files import write_seeing_gguf
 from tests.support.towers import GRIDS, expected_rows, make_tower_model, random_tile
 
 hub.utils.logging.disable_progress_bar()
 
 FAMILIES = (*GRIDS, "gemma4_large")
 """In a large Gemma 4 rows of a picture see each other in layers with a window."""
+
+
+GGUF_TEXTS: Mapping[str, Mapping[str, Any]] = {
+    "gemma3": {
+        "num_hidden_layers": 6,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"],
+        "query_pre_attn_scalar": 32,
+    },
+    "qwen2_5_vl": {"use_sliding_window": False},
+    "qwen3_5": {"attention_bias": False},
+}
+"""Fields of text parts in which GGUF files cannot differ from the usual ones, or not by layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +59,12 @@ def with_random_weights(model: Any) -> Any:
 class SeeingModel:
     """A checkpoint on disk, and the model of `transformers` in float32."""
 
-    def __init__(self, family: str, path: Path) -> None:
+    def __init__(self, family: str, path: Path, **texts: Any) -> None:
+        """texts: fields of its text part."""
         sees, self.path = family == "gemma4_large", path
         self.family = "gemma4" if sees else family
-        texts = {"use_bidirectional_attention": "vision"} if sees else {}
+        if sees:
+            texts["use_bidirectional_attention"] = "vision"
         self.model = make_tower_model(path, self.family, **texts)
         self.model.generation_config.eos_token_id = None
         with Checkpoint.open(path) as checkpoint:
@@ -62,6 +77,15 @@ class SeeingModel:
         for config in (self.model.config, self.model.model.config):
             config.image_token_id = self._mark
             config.pad_token_id = config.get_text_config().pad_token_id = 0
+
+    def as_gguf(self, folder: Path) -> Path:
+        """Use the same model as a GGUF file with an mmproj file beside it, in this folder."""
+        self.path = write_seeing_gguf(self.path, self.family, folder)
+        with Checkpoint.open(self.path) as checkpoint:
+            assert checkpoint.tower is not None
+            assert checkpoint.spec.needs == self.spec.needs
+            self.tower, self._digest = checkpoint.tower, tower_digest(checkpoint)
+        return self.path
 
     def tiles(self, count: int, *, seed: int = 0) -> tuple[Tile, ...]:
         grids = [GRIDS[self.family][number % len(GRIDS[self.family])] for number in range(count)]

@@ -252,7 +252,7 @@ def _image(
 
 
 _HALF = ((0.5,) * 3, (0.5,) * 3)
-_CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 """Mean and deviation of pixels."""
 
 
@@ -273,12 +273,12 @@ def _gemma4(model: Any, tile: Tile) -> Any:
 
 
 def _mistral3(model: Any, tile: Tile) -> Any:
-    image = _image(tile, *_CLIP)
+    image = _image(tile, *CLIP)
     return model.get_image_features(image, image_sizes=[tuple(image.shape[2:])]).pooler_output[0]
 
 
 def _qwen2_5(model: Any, tile: Tile) -> Any:
-    return _qwen(model, tile, _CLIP)
+    return _qwen(model, tile, CLIP)
 
 
 def _qwen(

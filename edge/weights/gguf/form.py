@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.models.experts import Experts
-from edge.models.families import read_family
+from edge.models.families import PICTURE_LAYERS, READS_PICTURES, read_family
 from edge.models.gguf import ROPE_FACTORS, GgufModel, describe_gguf, unknown_tensors
 from edge.models.gguf_architectures import EMBEDDING, STACKED_EXPERTS, Architecture
 from edge.models.linear_attention import LinearAttention
@@ -53,7 +53,8 @@ from edge.weights.fused_rows import (
 )
 from edge.weights.gguf.blocks import gguf_encoding
 from edge.weights.gguf.linear import linear_parts
-from edge.weights.gguf.tower import MMPROJ, tower_beside
+from edge.weights.gguf.tower import mmproj_beside, tower_beside
+from edge.weights.mmproj_names import is_mmproj
 from edge.weights.pooling import gguf_pooling
 
 _MOST_ROPE_FACTORS = 1 << 16
@@ -64,7 +65,7 @@ def gguf_in(folder: Path) -> Path | None:
 
     Raises CheckpointError for several.
     """
-    files = (path for path in folder.glob("*.gguf") if not path.name.startswith(MMPROJ))
+    files = (path for path in folder.glob("*.gguf") if not is_mmproj(path.name))
     found = sorted({first_part(path) for path in files if path.is_file()})
     if len(found) > 1:
         raise CheckpointError(
@@ -102,7 +103,7 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     first = files[0]
     source, metadata = str(first.path), first.metadata
     tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
-    model, spec = gguf_spec(files)
+    model, spec = gguf_spec(files, reads_pictures=mmproj_beside(first.path) is not None)
     tensor_name = model.architecture.tensor_name
     shapes = {tensor_name(role): shape for role, shape in tensor_shapes(spec).items()}
     parts = _parts(model.architecture, spec, shapes, tensors, source)
@@ -197,8 +198,11 @@ def _parts(
     return parts | of_experts
 
 
-def gguf_spec(files: Sequence[GgufFile]) -> tuple[GgufModel, ModelSpec]:
-    """The spec in the metadata, whether or not the tensors are there.
+def gguf_spec(
+    files: Sequence[GgufFile], *, reads_pictures: bool = False
+) -> tuple[GgufModel, ModelSpec]:
+    """The spec in the metadata, whether or not the tensors are there. reads_pictures: there is a
+    tower.
 
     Raises CheckpointError, and StoreError for a table of frequencies that cannot be read.
     """
@@ -209,7 +213,10 @@ def gguf_spec(files: Sequence[GgufFile]) -> tuple[GgufModel, ModelSpec]:
         rope_factors=_rope_factors(files),
         source=source,
     )
-    _family, spec = read_family(model.values, source=source, names=model.keys)
+    values = {**model.values, READS_PICTURES: reads_pictures}
+    if not reads_pictures:
+        values[PICTURE_LAYERS] = 0
+    _family, spec = read_family(values, source=source, names=model.keys)
     return model, spec
 
 

@@ -18,23 +18,23 @@ from edge.models.spec import ModelSpec
 from edge.models.towers.families import TOWERS, TowerFamily, read_tower
 from edge.models.towers.tower import Tower
 from edge.offload import GgufFile, GgufStore, StoreError, open_gguf, own_file
+from edge.weights.mmproj_names import is_mmproj
 from edge.weights.picture_files import PictureFiles
-from edge.weights.tower import TowerForm, with_parts
-
-MMPROJ = "mmproj-"
-"""The beginning of such a file's name."""
+from edge.weights.tower import TowerForm, with_bounds, with_parts
 
 _VISION = "clip.vision."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Projector:
-    """A kind of file. model_type: in TOWERS. names: those that are not in `_NAMES`. interleaved:
-    queries and keys have alternating rows of the two halves of each head."""
+    """A kind of file. model_type: in TOWERS. names: those that are not in `_NAMES`. fused, stacked:
+    as of a TowerFamily. interleaved: queries and keys have alternating rows of the two halves of
+    each head."""
 
     model_type: str
     names: Mapping[str, str]
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     interleaved: bool = False
 
 
@@ -51,14 +51,20 @@ _NAMES = {
     "layers.key": "v.blk.{}.attn_k",
     "layers.value": "v.blk.{}.attn_v",
     "layers.output": "v.blk.{}.attn_out",
+    "layers.attention_post_norm": "v.blk.{}.attn_post_norm.weight",
+    "layers.query_norm": "v.blk.{}.attn_q_norm.weight",
+    "layers.key_norm": "v.blk.{}.attn_k_norm.weight",
     "layers.mlp_norm": "v.blk.{}.ln2.weight",
     "layers.mlp_norm_bias": "v.blk.{}.ln2.bias",
+    "layers.mlp_post_norm": "v.blk.{}.ffn_post_norm.weight",
     "layers.gate": "v.blk.{}.ffn_gate",
     "layers.up": "v.blk.{}.ffn_up",
     "layers.down": "v.blk.{}.ffn_down",
     "merger.patch_norm": "v.post_ln.weight",
     "merger.patch_norm_bias": "v.post_ln.bias",
 }
+
+_FUSED = {"attn_qkv": ("query", "key", "value")}
 
 _PROJECTORS = {
     "gemma3": _Projector(
@@ -67,6 +73,15 @@ _PROJECTORS = {
             "merger.row_norm": "mm.soft_emb_norm.weight",
             "merger.0.weight": "mm.input_projection.weight",
         },
+    ),
+    "gemma4v": _Projector(
+        model_type="gemma4",
+        names={
+            "merger.row_shift": "v.std_bias",
+            "merger.row_factor": "v.std_scale",
+            "merger.0": "mm.input_projection",
+        },
+        stacked={"positions": ("positions.0", "positions.1")},
     ),
     "idefics3": _Projector(model_type="idefics3", names={"merger.0": "mm.model.fc"}),
     "pixtral": _Projector(
@@ -79,6 +94,11 @@ _PROJECTORS = {
         },
         interleaved=True,
     ),
+    "qwen2.5vl_merger": _Projector(
+        model_type="qwen2_5_vl",
+        names={"merger.0": "mm.0", "merger.1": "mm.2"},
+        fused=_FUSED,
+    ),
     "qwen3vl_merger": _Projector(
         model_type="qwen3_vl",
         names={
@@ -89,20 +109,26 @@ _PROJECTORS = {
             "deep.0": "v.deepstack.{}.fc1",
             "deep.1": "v.deepstack.{}.fc2",
         },
-        fused={"attn_qkv": ("query", "key", "value")},
+        fused=_FUSED,
     ),
 }
 """By `clip.projector_type`."""
 
 
+def mmproj_beside(model_file: Path) -> Path | None:
+    """The first mmproj file, by name, in the folder of a model's file."""
+    files = model_file.parent.iterdir()
+    return min((each for each in files if is_mmproj(each.name)), default=None)
+
+
 def tower_beside(model_file: Path, model: ModelSpec) -> TowerForm | None:
-    """The tower in the first mmproj file, by name, of the model's folder; None without one, or for
-    a kind that is not known. Raises CheckpointError for a damaged file, or one of another model."""
-    found = sorted(model_file.parent.glob(f"{MMPROJ}*.gguf"))
-    if not found:
+    """The tower in the mmproj file beside a model's file; None without one, or for a kind that is
+    not known. Raises CheckpointError for a damaged file, or one of another model."""
+    found = mmproj_beside(model_file)
+    if found is None:
         return None
     try:
-        files = open_gguf(own_file(found[0]))
+        files = open_gguf(own_file(found))
     except StoreError as error:
         raise CheckpointError(str(error)) from error
     form: TowerForm | None = None
@@ -140,7 +166,7 @@ def _tower_in(file: GgufFile, model: ModelSpec) -> TowerForm | None:
     names = {**_NAMES, **projector.names}
     if _is_swapped(file):
         names |= {"layers.up": _NAMES["layers.down"], "layers.down": _NAMES["layers.up"]}
-    family = replace(family, names=names, fused=projector.fused)
+    family = replace(family, names=names, fused=projector.fused, stacked=projector.stacked)
     tower = _as_stored(read[1], file)
     plain = family.tensor_name(tuple(file.tensors))
 
@@ -154,7 +180,9 @@ def _tower_in(file: GgufFile, model: ModelSpec) -> TowerForm | None:
     if projector.interleaved:
         heads = tower.encoder.attention
         turned = _interleaved(tower, heads, file)
-    store = with_parts(family, tower, name, GgufStore([file], interleaved=turned))
+    plain_store = GgufStore([file], interleaved=turned)
+    tower = with_bounds(family, tower, name, plain_store)
+    store = with_parts(family, tower, name, plain_store)
     files = PictureFiles(
         config=Config(config, source=source),
         picture=Config(picture, source=source),
@@ -197,6 +225,8 @@ def _as_stored(tower: Tower, file: GgufFile) -> Tower:
     if norm is not None and norm.offset:
         merger = replace(tower.merger, row_norm=replace(norm, offset=0.0))
         tower = replace(tower, merger=merger)
+    if tower.channels_last:
+        tower = replace(tower, channels_last=False)
     if tower.frames == 2 and _NAMES["patches.1"] in file.tensors:
         tower = replace(tower, frames_apart=True)
     return tower
@@ -235,6 +265,7 @@ def _values(
         "hidden_act": "silu" if file.metadata.get("clip.use_silu") else activation,
         "deepstack_visual_indexes": np.flatnonzero(_array(key("is_deepstack_layers"))).tolist(),
         "temporal_patch_size": 2 if _NAMES["patches.1"] in file.tensors else 1,
+        **_further(projector.model_type, key, file),
     }
     if (table := file.tensors.get(_NAMES["positions"])) is not None:
         vision["num_position_embeddings"] = table.shape[0]
@@ -253,6 +284,26 @@ def _values(
     return config, picture | _sizes(projector.model_type, key)
 
 
+def _further(model_type: str, key: Callable[[str], Any], file: GgufFile) -> dict[str, Any]:
+    """Fields of single families."""
+    if model_type == "gemma4":
+        heads, size = key("attention.head_count"), key("embedding_length")
+        is_whole = type(heads) is type(size) is int and heads > 0
+        table = file.tensors.get(_NAMES["positions"])
+        return {
+            "head_dim": size // heads if is_whole else size,
+            "rms_norm_eps": key("attention.layer_norm_epsilon"),
+            "pooling_kernel_size": key("projector.scale_factor"),
+            "position_embedding_size": table.shape[-2] if table and len(table.shape) > 1 else 0,
+            "standardize": "v.std_bias" in file.tensors,
+        }
+    if model_type == "qwen2_5_vl" and type(every := key("n_wa_pattern")) is int and every > 0:
+        count = key("block_count")
+        whole = range(every - 1, count if type(count) is int else 0, every)
+        return {"fullatt_block_indexes": list(whole), "window_size": key("window_size")}
+    return {}
+
+
 def _sizes(model_type: str, key: Callable[[str], Any]) -> dict[str, Any]:
     """How pictures are resized, as far as files tell and processors differ."""
     side = key("image_size")
@@ -261,7 +312,7 @@ def _sizes(model_type: str, key: Callable[[str], Any]) -> dict[str, Any]:
         return {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": side}}
     if model_type == "mistral3":
         return {"size": {"longest_edge": side}}
-    if model_type == "qwen3_vl":
+    if model_type in ("qwen2_5_vl", "qwen3_vl"):
         return {
             "min_pixels": key("image_min_pixels") or _QWEN_PIXELS[0],
             "max_pixels": key("image_max_pixels") or _QWEN_PIXELS[1],

@@ -292,3 +292,17 @@ def test_all_models_of_the_cache_by_the_names_that_commands_take(cache: Path) ->
     assert str(found["f/parts"]).endswith("lacks a.safetensors")
     assert "nothing of it" in str(found["g/empty"])
     assert len(found) == len(whole) + 3
+
+
+def test_the_vision_encoder_in_the_same_folder_is_read_with_a_gguf_model() -> None:
+    names = (
+        "m-Q4_0.gguf",
+        "mmproj-F32.gguf",
+        "mmproj-F16.gguf",
+        "UD/m-UD.gguf",
+        "m.mmproj-q8.gguf",
+    )
+    assert wanted_files(names, "m-Q4_0.gguf") == ["m-Q4_0.gguf", "m.mmproj-q8.gguf"]
+    assert wanted_files(names[:4], "m-Q4_0.gguf") == ["m-Q4_0.gguf", "mmproj-F16.gguf"]
+    assert wanted_files(names, "UD/m-UD.gguf") == ["UD/m-UD.gguf"]
+    assert chosen_gguf(names[:3], None) == "m-Q4_0.gguf"
