@@ -11,7 +11,12 @@ from edge.api.loaded_model import LoadedModel
 from edge.api.tool_choice import chosen, with_calls
 from edge.errors import RequestError
 from edge.models.pictures import Tile
-from edge.pictures.messages import has_pictures, taken_out
+from edge.pictures.messages import (
+    has_pictures,
+    taken_out,
+    with_results_behind,
+    without_results,
+)
 from edge.pictures.reader import PlacedPictures
 from edge.text.tool_schema import Tool, tool_schemas
 
@@ -66,14 +71,20 @@ def read_pictures(
 ) -> tuple[Sequence[Mapping[str, object]], PlacedPictures | None]:
     """The messages for the chat template, and their pictures; None: there are none.
 
-    Raises RequestError for pictures that cannot be read, and for a model that reads none.
+    A model that reads none is told so in the place of pictures of tools' results. Raises
+    RequestError for pictures that cannot be read, and for a user's where the model reads none.
     """
     if not has_pictures(messages):
         return messages, None
     if (reader := model.picture_reader) is None:
+        messages = without_results(messages)
+        if not has_pictures(messages):
+            return messages, None
         raise RequestError(
             f"{model.name} reads no images",
             remedy="leave them out, or use a model that does, such as SmolVLM",
         )
+    if not reader.sees_results:
+        messages = with_results_behind(messages)
     found, files = taken_out(messages)
     return found, reader.read(files)

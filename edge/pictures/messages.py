@@ -22,6 +22,11 @@ _DATA = re.compile(r"data:[^,;]*(?:;[^,;]*)*?;base64,", re.IGNORECASE)
 _PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _EXAMPLE = '{"type": "image", "image": "photo.jpg"}'
 
+NOT_SEEN = "(Here is a picture or a file that you cannot read.)"
+"""Text in place of parts of a tool's result that the model cannot read."""
+_BELOW = "(This image is shown below.)"
+_ABOVE = "Images in the results above:"
+
 Message = Mapping[str, object]
 
 
@@ -30,6 +35,47 @@ def has_pictures(messages: Sequence[Message]) -> bool:
     return isinstance(messages, Sequence) and any(
         _is_picture(part) for message in messages for part in _parts(message)
     )
+
+
+def without_results(messages: Sequence[Message]) -> list[Message]:
+    """The messages with `NOT_SEEN` in the place of each picture of a tool's result: an agent would
+    stop if they were refused."""
+    return [_replaced(each, NOT_SEEN) if _is_result(each) else each for each in messages]
+
+
+def with_results_behind(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the pictures of tools' results in a user's message behind these, for chat
+    templates that leave pictures of results out."""
+    found: list[Message] = []
+    waiting: list[object] = []
+    for message in (*messages, None):
+        if message is not None and _is_result(message):
+            waiting += filter(_is_picture, _parts(message))
+            found.append(_replaced(message, _BELOW))
+            continue
+        if waiting and (message is None or message.get("role") != "tool"):
+            shown_below = [{"type": "text", "text": _ABOVE}, *waiting]
+            waiting = []
+            if message is not None and message.get("role") == "user":
+                said = message.get("content")
+                own = [{"type": "text", "text": said}] if isinstance(said, str) else _parts(message)
+                message = {**message, "content": [*shown_below, *own]}  # noqa: PLW2901
+            else:
+                found.append({"role": "user", "content": shown_below})
+        if message is not None:
+            found.append(message)
+    return found
+
+
+def _is_result(message: Message) -> bool:
+    """Whether it is a tool's result with a picture."""
+    is_there = isinstance(message, Mapping) and message.get("role") == "tool"
+    return is_there and any(map(_is_picture, _parts(message)))
+
+
+def _replaced(message: Message, words: str) -> Message:
+    parts = [{"type": "text", "text": words} if _is_picture(p) else p for p in _parts(message)]
+    return {**message, "content": parts}
 
 
 def taken_out(messages: Sequence[Message]) -> tuple[list[Message], list[bytes]]:

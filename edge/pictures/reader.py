@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from edge.pictures.marks import Grids, PictureMarks, marks_of
 from edge.pictures.settings import tiling_of
 from edge.pictures.tiling import AreaTiling
 from edge.text import Tokenizer
+from edge.text.message_texts import PICTURE
 from edge.weights.picture_files import PictureFiles
 
 _KEPT = 8
@@ -62,11 +64,25 @@ class PictureReader:
                 "pictures need",
                 remedy="download the tokenizer again",
             )
-        self._row, self._tower = row, tower
+        self._row, self._tower, self._tokenizer = row, tower, tokenizer
         self._digest = tower.digest if digest is None else digest
         self._decoder = PictureDecoder(tiling, patch)
         self._kept: OrderedDict[bytes, Picture] = OrderedDict()
         self._mutex = threading.Lock()
+
+    @functools.cached_property
+    def sees_results(self) -> bool:
+        """Whether the chat template writes pictures that are in a tool's result."""
+        call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+        messages: list[Mapping[str, object]] = [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": [PICTURE]},
+        ]
+        try:
+            return self._marks.mark in self._tokenizer.chat(messages, pictures=True)
+        except RequestError:
+            return False
 
     def read(self, files: Sequence[bytes]) -> PlacedPictures:
         """The pictures in these files, in the order of the conversation.

@@ -7,17 +7,26 @@ import json
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from edge.answers.terms import GenerationOptions
+from edge.pictures.messages import NOT_SEEN
 from edge.server.answers import Begin, End, Happening, Question
 from edge.server.anthropic_tools import TOOL_CHANGES, offered
 from edge.server.bodies import AnthropicMessages, CountedMessages, Form
 from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
-from edge.server.history import NOT_SEEN, Message, turns
+from edge.server.history import Message, turns
 from edge.server.openai_fields import count_of, schema_of, share_of
-from edge.server.pictures import Content, Part, picture_of_base64, picture_of_url
+from edge.server.pictures import (
+    Content,
+    Part,
+    as_parts,
+    picture_of_base64,
+    picture_of_url,
+    seen_or_said,
+)
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
 from edge.server.tools import arguments_text, called, new_id
@@ -123,9 +132,7 @@ def _messages(message: Fields) -> list[Message]:
             calls.append(called(name, arguments or {}, part.text("id")))
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": part.need_text("tool_use_id")}
-            said = "Error: " if part.flag("is_error") else ""
-            said += _text(part, "content", of_tool=True) if "content" in part else ""
-            found.append({**result, "content": said})
+            found.append({**result, "content": _result(part)})
         elif kind == "thinking":
             thoughts.append(part.text("thinking") or "")
         elif not _is_passed_over(kind or ""):
@@ -153,27 +160,43 @@ def _is_passed_over(kind: str) -> bool:
 _PASSED_OVER = frozenset(("redacted_thinking", "mcp_tool_listing", "fallback"))
 
 
-def _text(message: Fields, name: str, *, of_tool: bool = False) -> str:
+def _text(message: Fields, name: str) -> str:
     content = message.raw(name)
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
+    return content if isinstance(content, str) else _joined(_listed(message, name))
+
+
+def _listed(message: Fields, name: str) -> Sequence[Fields]:
+    if not isinstance(message.raw(name), list):
         raise message.refuse(name, "is missing")
-    return _joined(message.objects(name), of_tool=of_tool)
+    return message.objects(name)
 
 
 def _joined(parts: Sequence[Fields], *, of_tool: bool = False) -> str:
     return "".join(_words(part, of_tool=of_tool) for part in parts)
 
 
-def _seen(parts: Sequence[Fields]) -> Content:
-    """The content of a user's message: a text, or parts if there is a picture."""
+def _result(part: Fields) -> Content:
+    """The content of a tool's result."""
+    error = "Error: " if part.flag("is_error") else ""
+    content = part.raw("content") if "content" in part else ""
+    if isinstance(content, str):
+        return error + content
+    found = _seen(_listed(part, "content"), of_tool=True)
+    if isinstance(found, str):
+        return error + found
+    return [*as_parts(error), *found] if error else found
+
+
+def _seen(parts: Sequence[Fields], *, of_tool: bool = False) -> Content:
+    """The content of a user's message or of a tool's result: a text, or parts if there is a
+    picture."""
     if not any(part.raw("type") == "image" for part in parts):
-        return _joined(parts)
+        return _joined(parts, of_tool=of_tool)
+    read = partial(seen_or_said, read=_picture) if of_tool else _picture
     return [
-        _picture(part)
+        read(part)
         if part.raw("type") == "image"
-        else {"type": "text", "text": _words(part, of_tool=False)}
+        else {"type": "text", "text": _words(part, of_tool=of_tool)}
         for part in parts
     ]
 
@@ -191,7 +214,7 @@ def _picture(part: Fields) -> Part:
 
 
 def _words(part: Fields, *, of_tool: bool) -> str:
-    """The text of a part. of_tool: the part is a tool's result. Its pictures are not refused,
+    """The text of a part. of_tool: the part is a tool's result. Its documents are not refused,
     because an agent would stop; the model is told that it cannot see them."""
     kind = part.need_text("type")
     if kind == "tool_reference":
@@ -206,7 +229,7 @@ def _words(part: Fields, *, of_tool: bool) -> str:
     if source is not None and source.text("type") in {"text", "content"}:
         text = source.text("data") if "data" in source else _plain(source)
         return _under(part.text("title"), part.text("context"), text)
-    if of_tool and kind in {"image", "document"}:
+    if of_tool and kind == "document":
         return NOT_SEEN
     return _said(part)
 

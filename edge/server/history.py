@@ -9,9 +9,6 @@ from edge.server.pictures import Content, Part, as_parts
 
 Message = Mapping[str, object]
 
-NOT_SEEN = "(Here is a picture or a file that you cannot read.)"
-"""Text in place of parts of a tool's result that are no text."""
-
 _BETWEEN = "\n\n"
 
 

@@ -129,8 +129,8 @@ def generate_question(body: Fields) -> Question:
 
 def _message_of(message: Fields) -> Message:
     found = message_of(message)
-    if message.raw("images") and found["role"] != "user":
-        raise message.refuse("images", "is for messages of the user")
+    if message.raw("images") and found["role"] not in ("user", "tool"):
+        raise message.refuse("images", "is for messages of the user, and of tools")
     return {**found, "content": _with_pictures(message, cast(Content, found["content"]))}
 
 

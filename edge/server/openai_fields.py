@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 
 from edge.answers.terms import GenerationOptions
+from edge.pictures.messages import NOT_SEEN
 from edge.server.answers import Question
 from edge.server.bodies import (
     MOST_COMPLETIONS,
@@ -17,8 +19,8 @@ from edge.server.bodies import (
 )
 from edge.server.efforts import effort_variables, switched
 from edge.server.fields import Fields
-from edge.server.history import NOT_SEEN, turns
-from edge.server.pictures import PICTURE_KINDS, Content, openai_picture
+from edge.server.history import turns
+from edge.server.pictures import PICTURE_KINDS, Content, openai_picture, seen_or_said
 from edge.server.priorities import priority_of
 from edge.server.refusals import Refusal
 from edge.server.tools import openai_calls, openai_tools
@@ -31,7 +33,9 @@ _NOT_SENT_BACK = {
     "audio": "names an earlier reply, and this server stores none; give its transcript as content",
 }
 """Fields of an assistant's message that are refused, and why."""
-_NO_TEXT = (*PICTURE_KINDS, "file", "input_file", "input_audio")
+_SHOWN = ("user", "tool")
+"""Roles whose messages may have pictures."""
+_NO_TEXT = ("file", "input_file", "input_audio")
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields in which -1 means no limit."""
 _OUTDATED = ("functions", "function_call")
@@ -239,7 +243,7 @@ def message_of(message: Fields) -> Mapping[str, object]:
     """A message for the template, with its roles, and with parts of text joined if there is no
     picture between them."""
     role = message.need_text("role")
-    said = user_content(message) if role == "user" else content_of(message, of_tool=role == "tool")
+    said: Content = content_of(message) if role not in _SHOWN else seen_content(message)
     if role == "assistant":
         said = said or message.text("refusal") or ""
     found: dict[str, object] = {
@@ -269,25 +273,29 @@ def _thought(message: Fields) -> str | None:
 
 
 def content_of(message: Fields, name: str = "content", *, of_tool: bool = False) -> str:
-    """The text of a message: a text, or its parts joined.
-
-    of_tool: the message is a tool's result. Its pictures are not refused, because an agent would
-    stop; the model is told that it cannot see them."""
+    """The text of a message: a text, or its parts joined. of_tool: see `seen_content`."""
     content = message.raw(name)
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(_text_of(part, of_tool) for part in message.objects(name))
 
 
-def user_content(message: Fields) -> Content:
-    """The content of a user's message: a text, or parts if there is a picture."""
-    parts = message.objects("content") if isinstance(message.raw("content"), list) else []
+def seen_content(message: Fields, name: str = "content", *, of_tool: bool | None = None) -> Content:
+    """The content of a user's message or of a tool's result: a text, or parts if there is a
+    picture.
+
+    of_tool: it is a tool's result; None: as its role says. What cannot be read of one is not
+    refused, because an agent would stop; the model is told that it cannot see it.
+    """
+    of_tool = message.raw("role") == "tool" if of_tool is None else of_tool
+    parts = message.objects(name) if isinstance(message.raw(name), list) else []
     if not any(part.raw("type") in PICTURE_KINDS for part in parts):
-        return content_of(message)
+        return content_of(message, name, of_tool=of_tool)
+    read = partial(seen_or_said, read=openai_picture) if of_tool else openai_picture
     return [
-        openai_picture(part)
+        read(part)
         if part.raw("type") in PICTURE_KINDS
-        else {"type": "text", "text": _text_of(part, of_tool=False)}
+        else {"type": "text", "text": _text_of(part, of_tool)}
         for part in parts
     ]
 

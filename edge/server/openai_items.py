@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from edge.server.fields import Fields
 from edge.server.history import Message
-from edge.server.openai_fields import content_of, message_of
+from edge.server.openai_fields import content_of, message_of, seen_content
+from edge.server.pictures import Content
 from edge.server.refusals import Refusal
 from edge.server.response_tools import full_name
 from edge.server.text_tools import CUSTOM_INPUT
@@ -125,12 +126,12 @@ def _arguments(kind: str, item: Fields) -> object:
     return value or {}
 
 
-def _output(kind: str, item: Fields) -> str:
+def _output(kind: str, item: Fields) -> Content:
     if kind == "shell_call_output":
         return _told(item.raw("output"))
     if kind == "apply_patch_call_output" and "output" not in item:
         return item.text("status") or ""
-    return content_of(item, "output", of_tool=True)
+    return seen_content(item, "output", of_tool=True)
 
 
 def _told(value: object) -> str:

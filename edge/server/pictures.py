@@ -20,8 +20,9 @@ from urllib.parse import urljoin, urlsplit
 
 from edge.errors import RequestError
 from edge.pictures.decoder import MOST_FILE_BYTES
-from edge.pictures.messages import bytes_of_url, decoded_base64
+from edge.pictures.messages import NOT_SEEN, bytes_of_url, decoded_base64
 from edge.server.fields import Fields
+from edge.server.refusals import Refusal
 
 Part = Mapping[str, object]
 Content = str | Sequence[Part]
@@ -77,6 +78,15 @@ def openai_picture(part: Fields) -> Part:
     return picture_of_url(part, "image_url", part.text("image_url"))
 
 
+def seen_or_said(part: Fields, read: Callable[[Fields], Part]) -> Part:
+    """The picture of a part of a tool's result, or the words that it cannot be seen: an agent would
+    stop if it were refused."""
+    try:
+        return read(part)
+    except Refusal:
+        return {"type": "text", "text": NOT_SEEN}
+
+
 def as_parts(content: Content) -> list[Part]:
     """The parts of a content."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
@@ -84,11 +94,14 @@ def as_parts(content: Content) -> list[Part]:
 
 def downloaded(messages: Sequence[Part], fetch: Fetch | None) -> list[Part]:
     """The messages with the bytes of pictures that are given by URL. fetch: None: there are no
-    downloads. Raises RequestError."""
+    downloads, and the model is told that it cannot see those of tools' results. Raises
+    RequestError."""
 
-    def with_bytes(part: Any) -> Any:
+    def with_bytes(part: Any, *, of_tool: bool) -> Any:
         if not (isinstance(part, Mapping) and part.get("type") == "image" and _URL in part):
             return part
+        if fetch is None and of_tool:
+            return {"type": "text", "text": NOT_SEEN}
         if fetch is None:
             raise RequestError(
                 "an image is given by a URL, and this server downloads none",
@@ -97,7 +110,10 @@ def downloaded(messages: Sequence[Part], fetch: Fetch | None) -> list[Part]:
         return {"type": "image", "image": fetch(part[_URL])}
 
     return [
-        {**each, "content": [with_bytes(part) for part in parts]}
+        {
+            **each,
+            "content": [with_bytes(part, of_tool=each.get("role") == "tool") for part in parts],
+        }
         if isinstance(parts := each.get("content"), list)
         else each
         for each in messages

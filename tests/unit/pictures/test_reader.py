@@ -4,7 +4,7 @@ import base64
 import importlib
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from edge.errors import CheckpointError, RequestError
 from edge.models.pictures import is_row, row_ids
 from edge.pictures.decoder import Picture
-from edge.pictures.messages import taken_out
+from edge.pictures.messages import taken_out, with_results_behind
 from edge.pictures.reader import PictureReader
 from edge.text import Tokenizer
 from edge.weights.picture_files import picture_files
@@ -308,3 +308,27 @@ def test_other_pictures_are_refused(given: Any, cause: str) -> None:
 def test_too_many_pictures_are_refused() -> None:
     with pytest.raises(RequestError, match="may have 64 pictures; leave some out"):
         taken_out([user(*[{"type": "image", "image": b"x"}] * 65)])
+
+
+def test_pictures_of_results_stand_behind_them_where_templates_leave_them_out() -> None:
+    picture = {"type": "image", "image": b"a"}
+    words = {"type": "text", "text": "Done."}
+    result = {"role": "tool", "content": [words, picture]}
+    below = {"type": "text", "text": "(This image is shown below.)"}
+    above = {"type": "text", "text": "Images in the results above:"}
+    talk: list[Mapping[str, object]] = [
+        {"role": "user", "content": "Look."},
+        result,
+        {"role": "tool", "content": "Nothing."},
+        {"role": "user", "content": "And now?"},
+        result,
+    ]
+    assert with_results_behind(talk) == [
+        talk[0],
+        {"role": "tool", "content": [words, below]},
+        talk[2],
+        {"role": "user", "content": [above, picture, {"type": "text", "text": "And now?"}]},
+        {"role": "tool", "content": [words, below]},
+        {"role": "user", "content": [above, picture]},
+    ]
+    assert with_results_behind(talk[:1]) == talk[:1]

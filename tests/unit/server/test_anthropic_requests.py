@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from edge.pictures.messages import NOT_SEEN
 from edge.server.anthropic_messages import question_of
 from edge.server.fields import Fields
-from edge.server.history import NOT_SEEN
 from edge.server.refusals import Refusal
 
 ASKED: dict[str, Any] = {"max_tokens": 9, "messages": [{"role": "user", "content": "Hello"}]}
@@ -102,7 +102,10 @@ def test_texts_of_documents_are_read() -> None:
 
 def test_an_agent_that_looked_at_a_picture_goes_on() -> None:
     result = {"type": "tool_result", "tool_use_id": "1", "content": [TEXT, IMAGE]}
-    assert said(result)[-1]["content"] == f"Look.{NOT_SEEN}"
+    assert [part["type"] for part in said(result)[-1]["content"]] == ["text", "image"]
+    stored = {"type": "image", "source": {"type": "file", "file_id": "f"}}
+    found = said({**result, "content": [TEXT, stored]})[-1]["content"]
+    assert [part["text"] for part in found] == ["Look.", NOT_SEEN]
 
 
 def test_what_a_service_did_before_is_passed_over() -> None:

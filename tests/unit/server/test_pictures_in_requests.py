@@ -6,7 +6,7 @@ import contextlib
 import ipaddress
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +20,7 @@ from edge.api.chat_prompts import read_pictures
 from edge.api.loaded_model import LoadedModel
 from edge.errors import RequestError
 from edge.models.pictures import is_row
+from edge.pictures.messages import NOT_SEEN
 from edge.pictures.reader import PictureReader
 from edge.server import pictures
 from edge.server.history import turns
@@ -125,6 +126,97 @@ def test_an_image_stands_in_the_prompt(model: SeeingModel, name: str) -> None:
     assert model.prompts == [ids]
     assert sum(map(is_row, ids)) == 4
     assert [tile.digest for tile in model.tiles[0]] == [each.digest for each in read.tiles]
+
+
+_CALLED = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+OF_TOOLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "openai": (
+        CHAT,
+        {
+            "messages": [
+                {"role": "user", "content": "Look."},
+                {"role": "assistant", "content": "", "tool_calls": [_CALLED]},
+                {
+                    "role": "tool",
+                    "tool_call_id": "c",
+                    "content": [TEXT, {"type": "image_url", "image_url": {"url": URL}}],
+                },
+            ]
+        },
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "input": [
+                {"role": "user", "content": "Look."},
+                {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+                {
+                    "type": "function_call_output",
+                    "call_id": "c",
+                    "output": [
+                        {"type": "input_text", "text": "What is it?"},
+                        {"type": "input_image", "image_url": URL},
+                    ],
+                },
+            ]
+        },
+    ),
+    "anthropic": (
+        MESSAGES,
+        {
+            "max_tokens": 5,
+            "messages": [
+                {"role": "user", "content": "Look."},
+                {
+                    "role": "assistant",
+                    "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "c",
+                            "content": [TEXT, {"type": "image", "source": SOURCE}],
+                        }
+                    ],
+                },
+            ],
+        },
+    ),
+    "ollama": (
+        "/api/chat",
+        {
+            "messages": [
+                {"role": "user", "content": "Look."},
+                {"role": "assistant", "content": "", "tool_calls": [_CALLED]},
+                {"role": "tool", "content": "What is it?", "images": [BASE64]},
+            ],
+            "stream": False,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_TOOLS)
+def test_an_image_of_a_tools_result_is_seen(model: SeeingModel, name: str) -> None:
+    status, told = asked(model, *OF_TOOLS[name])
+    assert status == 200, told
+    (ids,) = cast(Any, model.prompts)
+    assert sum(map(is_row, ids)) == 4
+    text = model.tokenizer.decode([id for id in ids if not is_row(id)])
+    assert text.index("tool\n") < text.index("What is it?")
+
+
+@pytest.mark.parametrize("name", OF_TOOLS)
+def test_a_model_that_reads_no_images_is_told_of_those_of_tools(
+    model: SeeingModel, name: str
+) -> None:
+    held = SimpleNamespace(name="m", picture_reader=None)
+    model.read_pictures = partial(read_pictures, cast(LoadedModel, held))
+    status, told = asked(model, *OF_TOOLS[name])
+    assert status == 200, told
+    assert NOT_SEEN in model.tokenizer.decode(model.prompts[0])
 
 
 def test_tokens_of_images_are_counted(model: SeeingModel) -> None:

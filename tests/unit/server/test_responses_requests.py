@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from edge.pictures.messages import NOT_SEEN
 from edge.server.answers import AnswerPiece, Begin, End, Happening
 from edge.server.fields import Fields
-from edge.server.history import NOT_SEEN
 from edge.server.openai_responses import ResponsesTranslator, question_of
 from edge.server.refusals import Refusal
 from edge.text.answer_parts import ToolCall
@@ -123,7 +123,7 @@ def test_an_agent_that_looked_at_a_picture_goes_on() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "view", "arguments": "{}"}
     output = [{"type": "input_text", "text": "It: "}, {"type": "input_image", "image_url": "x"}]
     told = messages(call, {"type": "function_call_output", "call_id": "c", "output": output})
-    assert told[-1]["content"] == f"It: {NOT_SEEN}"
+    assert [part["text"] for part in told[-1]["content"]] == ["It: ", NOT_SEEN]
     with pytest.raises(Refusal, match="only text"):
         messages({"role": "user", "content": [{"type": "input_file", "file_data": "x"}]})
 
