@@ -77,6 +77,12 @@ class AnswerPictures:
     """Rows [hidden] by their ids."""
     places: PromptPictures | None
     """Where they are, if that matters to steps."""
+    tiles_read: int
+    """Tiles whose rows were not kept from an earlier prompt."""
+    seconds: float
+    """Until all rows were there, the loading of the tower included."""
+    predicted_s: float | None
+    """Of reading, on the devices that read; None if their rates are not known."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

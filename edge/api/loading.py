@@ -210,7 +210,7 @@ class Loading:
             speculate=self.options.usually_speculates,
             lease=reload.lease,
             replies=kept_replies(),
-            pictures=self._pictures(delivery.load, running),
+            pictures=self._pictures(delivery.load, reload.forecast),
             picture_reader=await run_blocking(lambda: self._picture_reader(tokenizer)),
             attendants=tuple(attendants),
         )
@@ -228,15 +228,17 @@ class Loading:
             _log.warning("pictures are not read: %s", error)
             return None
 
-    def _pictures(self, load: ResolvedLoad, running: RunningModel) -> Pictures | None:
+    def _pictures(self, load: ResolvedLoad, forecast: Forecast) -> Pictures | None:
         """What reads the pictures of prompts, if the model reads some."""
-        if readable_tower(self.checkpoint) is None:
+        tower = readable_tower(self.checkpoint)
+        if tower is None:
             return None
         return Pictures(
             self.checkpoint,
             load,
             candidates=lambda: self.candidates.peers,
-            planned=lambda: running.plan.devices,
+            proposal=lambda: forecast.proposal,
+            place=place_in_words(tower, load.weight_format, forecast.proposal, self.peers),
             tell=self.on_progress,
         )
 

@@ -311,7 +311,7 @@ class StageProgram(StageCompute, KvStorage, WeightResidency, Observation, Protoc
 
 
 class TowerProgram(Protocol):
-    """A loaded tower. Not for several threads at once."""
+    """A loaded tower, or a part of one. Not for several threads at once."""
 
     @property
     def weight_bytes(self) -> int:
@@ -320,14 +320,23 @@ class TowerProgram(Protocol):
 
     def read(self, tile: Tile) -> NDArray[np.float32]:
         """The rows of a tile [rows, row_size]: each row, then what is added to it behind each of
-        the model's first layers.
+        the model's first layers. Of a part that is not the last, the hidden state
+        [patches, hidden].
 
-        Raises ValueError for a tile that the tower does not read.
+        Only for a first part. Raises ValueError for a tile that the tower does not read.
+        """
+        ...
+
+    def go_on(self, hidden: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
+        """The same, of another part: from the hidden state [height · width, hidden] of the part
+        before, for a tile of so many patches.
+
+        Raises ValueError for sizes that the tower does not read.
         """
         ...
 
     def close(self) -> None:
-        """Free its memory. May be called again; `read` is not called afterwards."""
+        """Free its memory. May be called again; nothing else is called afterwards."""
         ...
 
 

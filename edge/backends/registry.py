@@ -19,7 +19,7 @@ from edge.host.child_answers import NoAnswerError, answer_of
 from edge.host.cuda_driver import num_cuda_devices
 from edge.host.gpu_adapters import gpu_adapters, has_webgpu_package
 from edge.host.started_again import edge_command
-from edge.models.towers.tower import Tower
+from edge.models.towers.part import TowerPart
 from edge.protocol.peer_info import BACKENDS
 from edge.weights.formats import WeightFormat
 
@@ -87,17 +87,22 @@ def open_backend(name: str, *, threads: int) -> Backend:
 
 
 def open_tower(
-    tower: Tower, weights: ShardWeights, weight_format: WeightFormat, *, backend: str, threads: int
+    part: TowerPart,
+    weights: ShardWeights,
+    weight_format: WeightFormat,
+    *,
+    backend: str,
+    threads: int,
 ) -> TowerProgram:
-    """Load a tower on a device of this back end. GPUs have no kernels for towers: the processor
-    beside them computes it, by ONNX Runtime.
+    """Load a part of a tower on a device of this back end. GPUs have no kernels for towers: the
+    processor beside them computes it, by ONNX Runtime.
 
     weight_format: of `tower_format`. Raises RequestError if an operator computes wrongly here, and
     CheckpointError for a truncated file.
     """
     name = backend if backend == "null" else "ort"
     opened: Any = _opened(name, threads=threads)
-    program: TowerProgram = opened.load_tower(tower, weights, weight_format)
+    program: TowerProgram = opened.load_tower(part, weights, weight_format)
     return program
 
 

@@ -286,6 +286,8 @@ class Connection:
             )
         if kind == messages.ReadTile.kind:
             return replace(limits, payload_bytes=self._towers.most_tile_bytes)
+        if kind == messages.PutHidden.kind:
+            return replace(limits, payload_bytes=self._towers.most_hidden_bytes)
         if kind == messages.RunStep.kind:
             most = [
                 most_mask_bytes(each.limits.requests, each.model.vocab_size) for each in assignments

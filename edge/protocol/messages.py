@@ -15,7 +15,7 @@ from msgspec import Meta
 from edge.errors import ProtocolError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.models.pictures import MAX_TILE_BYTES
-from edge.models.towers.tower import Tower
+from edge.models.towers.part import TowerPart
 from edge.offload import PIECE_BYTES, Manifest
 from edge.partition import MOST_SHARDS
 from edge.protocol.assignment import Assignment
@@ -267,19 +267,36 @@ class AskDrafts(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTower(Call[Done]):
-    """Reserve memory and load a tower whose weights are sealed on the peer."""
+    """Reserve memory and load a tower, or a part of one, whose weights are sealed on the peer."""
 
     kind, limit_s = "open_tower", 3600.0
     limits = _LARGE_HEADER
     session: str
-    tower: Tower
+    part: TowerPart
     weight_format: WeightFormat
     manifest_digest: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PutHidden(Call[Done]):
+    """Rows of the hidden state of a tile, for a part of a tower that is not the first: those from
+    `first` on. They come in order; with row 0 another tile begins."""
+
+    kind, limit_s = "put_hidden", 60.0
+    limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MOST_COPY_BYTES)
+    session: str
+    height: int
+    """Patches."""
+    width: int
+    first: int
+    rows: Raw
+    """Float32 [rows, hidden]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadTile(Call[Done]):
-    """Read a tile, and keep its rows until they are taken or the next tile is read."""
+    """Read a tile, and keep its rows until they are taken or the next tile is read. A part that is
+    not the first has no patches, but all of the hidden state."""
 
     kind, limit_s = "read_tile", 600.0
     limits = FrameLimits(header_bytes=SMALL.header_bytes, payload_bytes=MAX_TILE_BYTES)
@@ -293,7 +310,8 @@ class ReadTile(Call[Done]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileRows:
-    """Rows of a tile, float32 [rows, hidden]."""
+    """Rows of a tile, float32 [rows, hidden]; of a part that is not the last, its hidden state
+    [patches, hidden]."""
 
     rows: Raw
 
@@ -746,7 +764,7 @@ FRAMES = table(
     (
         Describe, MemoryRate, Profile, Prove, Probe, Glance, SetMemory, TakeOver, Keep,
         Offer, Piece, Seal, Open, Connect, ServeDrafts, AskDrafts,
-        OpenTower, ReadTile, TakeRows, CloseTower,
+        OpenTower, PutHidden, ReadTile, TakeRows, CloseTower,
         MatchPrefix, PrefixMatched, AskPrefix, ReadPrefix, PutPrefix, Reserve, Reserved,
         PictureRows, RunStep,
         KvRows, PutKv, Tokens, Logits, States, YieldRun, SwapOut, SwappedOut, SaveState, Finish,

@@ -1,74 +1,49 @@
-"""Pictures of prompts, read by a tower on one of the cluster's devices.
+"""Pictures of prompts, read by a tower on the cluster's devices.
 
-The tower is a session of its own, loaded with the first picture: best on a device that the model's
-plan leaves out. If its device is lost, another one gets it. Rows that were read are kept for later
-turns of a conversation.
+The tower is loaded with the first picture (`edge/runs/loaded_tower.py`). If a device of it is lost,
+others get it. Rows that were read are kept for later turns of a conversation.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import math
-import uuid
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edge.answers.answer import AnswerPictures
 from edge.answers.terms import Terms
-from edge.concurrency.blocking import run_blocking
-from edge.errors import (
-    CapacityError,
-    CheckpointError,
-    EdgeError,
-    NetworkError,
-    PeerError,
-    RequestError,
-)
-from edge.host.cache_paths import cache_root
+from edge.errors import RequestError
 from edge.models.pictures import Tile, is_row, row_ids
 from edge.models.spec import PLACED_PICTURES
 from edge.models.towers.tower import Tower
-from edge.planning.tower_place import reading_order
+from edge.planning.proposal import Proposal
+from edge.planning.tower_place import (
+    largest_tile_seconds,
+    parts_seconds,
+    reading_order,
+    total_s,
+    tower_rates,
+)
 from edge.progress import OnProgress, ignore_progress
-from edge.protocol.client import PeerClient
-from edge.protocol.messages import CloseTower, OpenTower, ReadTile, TakeRows
 from edge.protocol.peer_info import PeerInfo, describe_all
+from edge.runs.loaded_tower import LoadedTower, ReaderLostError, Rows, TowerLoader
 from edge.runs.resolved import ResolvedLoad
-from edge.runs.shipping import describe_shard, ship
 from edge.scheduling.prompt_pictures import PromptPictures, turned
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.tower import tower_format, tower_layout
+from edge.weights.tower import tower_format
 
 MOST_KEPT_BYTES = 256 << 20
 """Rows of pictures that are kept."""
 
-MOST_ANSWER_BYTES = 8 << 20
-"""Bytes of rows that are taken at once."""
-
 _TRIES = 3
-"""Devices that read a picture, one after the other, before the answer fails."""
-
-_FREED_WITHIN_S = 1.0
+"""How often a picture is read, each time without the devices that were lost, before the answer
+fails."""
 
 _log = logging.getLogger(__name__)
-
-Rows = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """A tower on a device."""
-
-    client: PeerClient
-    session: str
-    device: str
 
 
 def tower_digest(checkpoint: Checkpoint) -> bytes:
@@ -88,34 +63,43 @@ class Pictures:
         load: ResolvedLoad,
         *,
         candidates: Callable[[], Sequence[PeerInfo]],
-        planned: Callable[[], Collection[str]],
+        proposal: Callable[[], Proposal],
+        place: str,
         tell: OnProgress = ignore_progress,
     ) -> None:
-        """checkpoint: of a model with a tower. candidates: the cluster's devices; planned: ids of
-        those that the model runs on."""
+        """checkpoint: of a model with a tower. candidates: the cluster's devices; proposal: that by
+        which the model runs now. place: where pictures will be read, in words."""
         assert checkpoint.tower is not None
         self.tower: Tower = checkpoint.tower
         self.digest = tower_digest(checkpoint)
         self.read = 0
         """Tiles that were read so far."""
-        self._path, self._fingerprint = checkpoint.path, checkpoint.tower_fingerprint
-        self._weight_format = tower_format(self.tower, load.weight_format)
+        self._model_format = load.weight_format
+        self._loader = TowerLoader(
+            path=checkpoint.path,
+            fingerprint=checkpoint.tower_fingerprint,
+            tower=self.tower,
+            weight_format=tower_format(self.tower, load.weight_format),
+            tell=tell,
+        )
         self._chunk_tokens = load.limits.chunk_tokens
         self._kv_dtype = load.kv_dtype
         mixers = load.spec.attentions.values()
         self._has_axes = any(each.rotary.axes for each in mixers)
         self._sees_pictures = any(each.sees_pictures for each in mixers)
-        self._candidates, self._planned = candidates, planned
-        self._tell = tell
+        self._candidates, self._proposal = candidates, proposal
+        self.place = place
+        """Where pictures are read, in words."""
         self._turn = asyncio.Lock()
-        self._loaded: _Loaded | None = None
+        self._loaded: LoadedTower | None = None
         self._kept: OrderedDict[bytes, Rows] = OrderedDict()
         """Rows by the digest of their tile; the newest last."""
 
     @property
-    def device(self) -> str | None:
-        """The name of the device that reads pictures; None: none does at the moment."""
-        return None if self._loaded is None else self._loaded.client.name
+    def devices(self) -> list[str]:
+        """The names of the devices that read pictures, several if the tower is cut; empty: none
+        does at the moment."""
+        return [] if self._loaded is None else self._loaded.devices
 
     async def read_for(self, terms: Terms) -> AnswerPictures:
         """The pictures of a prompt.
@@ -123,16 +107,26 @@ class Pictures:
         Raises RequestError for a prompt with rows of no picture, CapacityError if no device has
         room for the tower, and NetworkError if all that have are lost.
         """
+        begun_s = time.perf_counter()
+        predicted_s: list[float | None] = []
         rows: dict[int, Rows] = {}
         grids: dict[int, tuple[int, int]] = {}
         for tile in terms.tiles:
-            read = await self._rows(tile)
+            read, is_new = await self._rows(tile)
+            if is_new:
+                predicted_s.append(self._predicted_s(tile))
             ids = row_ids(tile, len(read), self.digest)
             grids[ids[0]] = self.tower.row_grid(tile.height, tile.width)
             rows |= zip(ids, read, strict=True)
         if any(is_row(id) and id not in rows for id in terms.prompt):
             raise RequestError("the prompt has rows of a picture that was not given")
-        return AnswerPictures(rows=rows, places=self._places(terms.prompt, grids))
+        return AnswerPictures(
+            rows=rows,
+            places=self._places(terms.prompt, grids),
+            tiles_read=len(predicted_s),
+            seconds=time.perf_counter() - begun_s,
+            predicted_s=total_s(predicted_s),
+        )
 
     def _places(
         self, prompt: Sequence[int], grids: Mapping[int, tuple[int, int]]
@@ -147,7 +141,7 @@ class Pictures:
         unable = [
             each.name
             for each in self._candidates()
-            if each.id in self._planned() and PLACED_PICTURES in each.lacks
+            if each.id in self._proposal().plan.devices and PLACED_PICTURES in each.lacks
         ]
         if unable:
             raise RequestError(
@@ -171,10 +165,12 @@ class Pictures:
             blocks=blocks if self._sees_pictures else (),
         )
 
-    async def _rows(self, tile: Tile) -> Rows:
+    async def _rows(self, tile: Tile) -> tuple[Rows, bool]:
+        """The rows of a tile, and whether it was read for them now."""
         self.tower.check(tile)
         async with self._turn:
             rows = self._kept.get(tile.digest)
+            is_new = rows is None
             if rows is None:
                 rows = await self._read(tile)
                 self._kept[tile.digest] = rows
@@ -183,114 +179,51 @@ class Pictures:
                 ):
                     self._kept.popitem(last=False)
             self._kept.move_to_end(tile.digest)
-            return rows
+            return rows, is_new
 
     async def _read(self, tile: Tile) -> Rows:
-        """Have a device read the tile; another one if it is lost meanwhile."""
+        """Have the tower read the tile; again on other devices if one is lost meanwhile."""
         lost: set[str] = set()
         for number in range(_TRIES):
             try:
                 if self._loaded is None:
                     self._loaded = await self._load(lost)
-                rows = await self._ask(self._loaded, tile)
-            except (NetworkError, PeerError) as error:
-                if self._loaded is not None:
-                    lost.add(self._loaded.device)
+                rows = await self._loaded.read(tile)
+            except ReaderLostError as error:
+                lost.add(error.device)
                 await self._free()
                 if number + 1 == _TRIES:
-                    raise
+                    raise error.error from error
                 _log.warning("a picture is read by another device: %s", error)
             else:
                 self.read += 1
                 return rows
         raise AssertionError("it has returned or raised")
 
-    async def _ask(self, loaded: _Loaded, tile: Tile) -> Rows:
-        client, session, width = loaded.client, loaded.session, self.tower.row_size
-        await client.call(
-            ReadTile(
-                session=session,
-                height=tile.height,
-                width=tile.width,
-                patches=np.ascontiguousarray(tile.patches).view(np.uint8).reshape(-1).data,
-            )
-        )
-        count = self.tower.rows(tile.height, tile.width)
-        at_once = max(1, MOST_ANSWER_BYTES // (4 * width))
-        rows = np.empty((count, width), np.float32)
-        for first in range(0, count, at_once):
-            last = min(first + at_once, count)
-            told = await client.call(TakeRows(session=session, first=first, last=last))
-            if len(told.rows) != 4 * width * (last - first):
-                raise PeerError(client.name, f"sent {len(told.rows)} bytes of a picture's rows")
-            rows[first:last] = np.frombuffer(told.rows, "<f4").reshape(last - first, width)
-        if not np.isfinite(rows).all():
-            raise PeerError(client.name, "sent rows of a picture with NaN or infinity; restart it")
-        return rows
-
-    async def _load(self, lost: Collection[str]) -> _Loaded:
-        """Load the tower on the first device that has room."""
-        known = self._candidates()
+    async def _load(self, lost: Collection[str]) -> LoadedTower:
+        """Load the tower on the devices that are there now."""
+        known, proposal = self._candidates(), self._proposal()
         peers, _failures = await describe_all({each.address: each.credentials for each in known})
-        refused: CapacityError | None = None
-        for peer in reading_order([each for each in peers if each.id not in lost], self._planned()):
-            try:
-                return await self._load_on(peer)
-            except CapacityError as error:
-                refused = refused or error
-        if refused is not None:
-            raise refused
-        raise NetworkError("no device is left that could read pictures")
+        there = [each for each in peers if each.id not in lost]
+        rates = tower_rates(proposal, there)
+        seconds = largest_tile_seconds(self.tower, self._model_format, rates)
+        order = reading_order(there, proposal.plan.devices, seconds)
+        loaded = await self._loader.load(order)
+        self.place = f"pictures are read on {' and '.join(loaded.devices)}"
+        return loaded
 
-    async def _load_on(self, peer: PeerInfo) -> _Loaded:
-        opening = run_blocking(lambda: Checkpoint.open(self._path), discard=Checkpoint.close)
-        with await opening as checkpoint:
-            if checkpoint.tower is None or checkpoint.tower_fingerprint != self._fingerprint:
-                raise CheckpointError(f"{self._path} was changed since the model was loaded")
-            root = cache_root()
-            source = await run_blocking(
-                lambda: checkpoint.tower_source(
-                    self._weight_format, cache_root=root / "quantized", on_progress=self._tell
-                ),
-                discard=lambda source: source.close(),
-            )
-            with contextlib.closing(source):
-                shipment = await run_blocking(
-                    lambda: describe_shard(
-                        tower_layout(self.tower),
-                        source,
-                        self._weight_format,
-                        fingerprint=self._fingerprint,
-                        cache_root=root / "manifests",
-                        on_progress=lambda _done, _total: None,
-                    )
-                )
-                client, _sent_bytes = await ship(
-                    shipment, peer.connect, peer=peer.name, on_progress=self._tell
-                )
-        session = uuid.uuid4().hex
-        try:
-            await client.call(
-                OpenTower(
-                    session=session,
-                    tower=self.tower,
-                    weight_format=self._weight_format,
-                    manifest_digest=shipment.manifest.digest,
-                )
-            )
-        except BaseException:
-            await client.aclose()
-            raise
-        _log.info("pictures are read on %s", peer.name)
-        return _Loaded(client=client, session=session, device=peer.id)
+    def _predicted_s(self, tile: Tile) -> float | None:
+        """Predicted seconds of a tile where the tower is now; None if rates are not known."""
+        if self._loaded is None:
+            return None
+        parts = [(each.device, each.part) for each in self._loaded.parts]
+        rates = tower_rates(self._proposal(), self._candidates())
+        return parts_seconds(parts, self._model_format, rates, tile.height * tile.width)
 
     async def _free(self) -> None:
         loaded, self._loaded = self._loaded, None
-        if loaded is None:
-            return
-        with contextlib.suppress(EdgeError):  # else the peer frees it when the connection ends
-            await loaded.client.call(CloseTower(session=loaded.session), limit_s=_FREED_WITHIN_S)
-        await loaded.client.aclose()
+        if loaded is not None:
+            await loaded.aclose()
 
     async def aclose(self) -> None:
         """Free the tower. May be called again."""

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from edge.errors import CheckpointError
-from edge.models.parts import MatrixSlice, VectorSlice, whole_vector
+from edge.models.parts import MatrixSlice, VectorSlice, layer_number, whole_vector
 from edge.models.spec import ModelSpec
 from edge.models.towers.families import TowerFamily, read_tower
+from edge.models.towers.part import TowerPart
 from edge.models.towers.tower import BOUNDED, BOUNDS, NO_BOUND, Tower
 from edge.offload import StoreError, WeightStore
 from edge.weights.formats import WeightFormat, weight_format
@@ -32,24 +33,28 @@ class TowerForm:
     store: WeightStore
 
 
-def tower_layout(tower: Tower) -> ShardLayout:
-    """The layout of a whole tower. The matrix of patches, tables, and matrices that a checkpoint
-    has turned are vectors, which stay float32."""
-    of_layers = whole_layout(tower.encoder)
+def tower_layout(part: TowerPart) -> ShardLayout:
+    """The layout of a part of a tower. The matrix of patches, tables, and matrices that a
+    checkpoint has turned are vectors, which stay float32."""
+    tower, layers = part.tower, part.layers
+    of_layers, shapes = whole_layout(tower.encoder), part.shapes()
+
+    def is_here(name: str) -> bool:
+        return name.startswith("layers.") and layer_number(name) in layers
+
     matrices = [
         each
         for whole in of_layers.matrices
-        if whole.name.startswith("layers.")
+        if is_here(whole.name)
         for each in ([whole] if not tower.bounds else _apart(whole))
     ]
-    vectors = [each for each in of_layers.vectors if each.name.startswith("layers.")]
+    vectors = [each for each in of_layers.vectors if is_here(each.name)]
     turned = {
         f"{prefix}{number}.weight"
-        for prefix, merger in tower.mergers
+        for prefix, merger in part.mergers
         for number, each in enumerate(merger.projections)
         if each.is_turned
     }
-    shapes = tower.shapes()
     for name in ("patches", "positions"):
         if roles := [role for role in shapes if role.split(".")[0] == name]:
             parts = tuple((role, range(shapes[role][0])) for role in roles)
@@ -68,6 +73,9 @@ def tower_layout(tower: Tower) -> ShardLayout:
             matrices.append(MatrixSlice(name=name, parts=rows, columns=columns))
     return replace(
         of_layers,
+        layers=layers,
+        kinds=tower.encoder.layers[layers.start : layers.stop],
+        cache_layers=tuple(layers),
         matrices=tuple(matrices),
         vectors=tuple(vectors),
         vocab=range(0),
@@ -92,9 +100,9 @@ def tower_format(tower: Tower, model_format: WeightFormat) -> WeightFormat:
     return weight_format(tower.encoder, name, accuracy=model_format.accuracy)
 
 
-def tower_bytes(tower: Tower, tower_format: WeightFormat) -> int:
+def tower_bytes(part: TowerPart, tower_format: WeightFormat) -> int:
     """Bytes of its weights in memory."""
-    layout = tower_layout(tower)
+    layout = tower_layout(part)
     stored = tower_format.recipe.all_stored(layout.matrices)
     vectors = sum(each.num_elements for each in layout.vectors)
     return round(sum(each.packed_bytes for each in stored)) + 4 * vectors
@@ -164,7 +172,7 @@ def with_parts(
 
 def matrix_roles(tower: Tower) -> dict[str, int]:
     """The roles of its matrices, and their grade."""
-    matrices = tower_layout(tower).matrices
+    matrices = tower_layout(TowerPart.whole(tower)).matrices
     return {role: 0 for each in matrices for role, _rows in each.parts}
 
 

@@ -10,10 +10,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from edge.backends.interface import TowerProgram
 from edge.backends.onnx import self_check
 from edge.backends.registry import open_tower
 from edge.errors import RequestError
 from edge.kernels.patch_attention.onnx import patch_attention
+from edge.models.towers.part import TowerPart
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.tower import tower_format
 from tests.support.processes import run_module
@@ -46,10 +48,11 @@ def _load_with_a_wrong_operator(folder: Path) -> None:
     with Checkpoint.open(folder) as checkpoint, patch.object(self_check, "patch_attention", wrong):
         tower = checkpoint.tower
         assert tower is not None
-        weights = shipped_tower(checkpoint, folder, "float32")
+        part = TowerPart.whole(tower)
+        weights = shipped_tower(checkpoint, folder, "float32", part)
         chosen = tower_format(tower, format_of(checkpoint, "float32"))
         with pytest.raises(RequestError, match="attention of patches"):
-            open_tower(tower, weights, chosen, backend="ort", threads=1)
+            open_tower(part, weights, chosen, backend="ort", threads=1)
 
 
 def _compare(name: str, folder: Path) -> None:
@@ -58,9 +61,7 @@ def _compare(name: str, folder: Path) -> None:
         tower = checkpoint.tower
         assert tower is not None
         for dtype, allowed in (("float32", 2e-5), ("int4", 0.05)):
-            weights = shipped_tower(checkpoint, folder, dtype)
-            chosen = tower_format(tower, format_of(checkpoint, dtype))
-            program = open_tower(tower, weights, chosen, backend="ort", threads=1)
+            program = _opened(checkpoint, folder, dtype, TowerPart.whole(tower))
             for height, width in GRIDS[name]:
                 tile = random_tile(height, width, tower.patch_size)
                 found, expected = program.read(tile), expected_rows(name, model, tile)
@@ -68,7 +69,34 @@ def _compare(name: str, folder: Path) -> None:
                 assert found.shape[-2] == tower.rows(height, width)
                 error = np.abs(found - expected).max() / np.abs(expected).max()
                 assert error < allowed, (dtype, height, width, error)
+            if not tower.deep_layers:
+                _compare_cut(name, checkpoint, folder, dtype, program)
             program.close()
+
+
+def _opened(checkpoint: Checkpoint, folder: Path, dtype: str, part: TowerPart) -> TowerProgram:
+    weights = shipped_tower(checkpoint, folder, dtype, part)
+    chosen = tower_format(part.tower, format_of(checkpoint, dtype))
+    return open_tower(part, weights, chosen, backend="ort", threads=1)
+
+
+def _compare_cut(
+    name: str, checkpoint: Checkpoint, folder: Path, dtype: str, whole: TowerProgram
+) -> None:
+    """A tower cut behind each of its layers gives the same rows, to the last bit."""
+    tower = checkpoint.tower
+    assert tower is not None
+    count = tower.encoder.num_layers
+    parts = [TowerPart(tower=tower, layers=range(n, n + 1)) for n in range(count)]
+    first, *others = (_opened(checkpoint, folder, dtype, part) for part in parts)
+    for height, width in GRIDS[name]:
+        tile = random_tile(height, width, tower.patch_size)
+        found = first.read(tile)
+        for each in others:
+            found = each.go_on(found, height, width)
+        np.testing.assert_array_equal(found, whole.read(tile))
+    for each in (first, *others):
+        each.close()
 
 
 if __name__ == "__main__":

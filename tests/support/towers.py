@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights
 from edge.models.pictures import Tile
+from edge.models.towers.part import TowerPart
 from edge.models.towers.positions import block_order
 from edge.runs.shipping import describe_shard
 from edge.weights.checkpoint import Checkpoint
@@ -163,9 +165,12 @@ GRIDS: Mapping[str, tuple[tuple[int, int], ...]] = {
 """Sizes of tiles in patches."""
 
 
-def make_tower_model(folder: Path, name: str, **texts: Any) -> Any:
-    """Write the model into a folder, and return it. texts: further fields of its text part."""
+def make_tower_model(
+    folder: Path, name: str, vision: Mapping[str, Any] = MappingProxyType({}), **texts: Any
+) -> Any:
+    """Write the model into a folder, and return it. vision, texts: further fields of its parts."""
     model_type, text, sizes = _SIZES[name]
+    sizes = {**sizes, "vision_config": {**sizes["vision_config"], **vision}}
     text_type, text_sizes = SIZES[text]
     text_type = _TEXT_TYPES.get(name, text_type)
     text_config = {"model_type": text_type, **SHARED, **text_sizes, **_TEXTS.get(name, {}), **texts}
@@ -201,21 +206,26 @@ def random_tile(height: int, width: int, patch_size: int, seed: int = 0) -> Tile
     return Tile(patches=patches, height=height, width=width)
 
 
-def shipped_tower(checkpoint: Checkpoint, folder: Path, dtype: str) -> ShardWeights:
-    """The weights of a checkpoint's tower as a peer gets them, for a model in this format."""
-    tower = checkpoint.tower
-    assert tower is not None
+def shipped_tower(
+    checkpoint: Checkpoint, folder: Path, dtype: str, part: TowerPart
+) -> ShardWeights:
+    """The weights of a part of a checkpoint's tower as a peer gets them, for a model in this
+    format."""
+    tower = part.tower
     chosen = tower_format(tower, format_of(checkpoint, dtype))
     source = checkpoint.tower_source(chosen, cache_root=folder, on_progress=lambda _: None)
     shipment = describe_shard(
-        tower_layout(tower),
+        tower_layout(part),
         source,
         chosen,
         fingerprint=checkpoint.tower_fingerprint,
         cache_root=folder,
         on_progress=lambda _done, _total: None,
     )
-    manifest, path = shipment.manifest, folder / f"tower-{dtype}"
+    manifest, path = (
+        shipment.manifest,
+        folder / f"tower-{dtype}-{part.layers}",
+    )
     wanted = frozenset(piece.digest for _, piece in manifest.placements())
     pieces = {digest: bytes(data) for digest, data in shipment.pieces(wanted)}
     content = bytearray(manifest.total_bytes)

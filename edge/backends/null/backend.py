@@ -12,7 +12,7 @@ from edge.backends.null.tower import NullTower
 from edge.errors import RequestError
 from edge.host.free_memory import usable_memory_bytes
 from edge.models.spec import FURTHER_HEAD, ModelSpec
-from edge.models.towers.tower import Tower
+from edge.models.towers.part import TowerPart
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat
@@ -74,7 +74,7 @@ class NullBackend:
         )
 
     def load_tower(
-        self, tower: Tower, weights: ShardWeights, weight_format: WeightFormat
+        self, part: TowerPart, weights: ShardWeights, weight_format: WeightFormat
     ) -> NullTower:
         """See `open_tower`."""
-        return NullTower(tower, weight_bytes=weights.manifest.total_bytes)
+        return NullTower(part, weight_bytes=weights.manifest.total_bytes)

@@ -57,6 +57,11 @@ class ResidualStream:
         """Begin with patches and their positions."""
         self._hidden = patches
 
+    def begin_tower_part(self, hidden: str) -> None:
+        """Begin with the hidden state of the part before, as `begin_stage`."""
+        self._hidden = hidden
+        self._add_nothing()
+
     def begin_model(self) -> None:
         """Begin with the embedding's rows, which are an input. Of a divided table, sum them over
         the shards."""

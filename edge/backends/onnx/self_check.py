@@ -157,10 +157,14 @@ def run_tower_check(
     *,
     provider: Provider = CPU,
 ) -> None:
-    """Check the operators of a tower's first layer, and its products behind the layers. Raises
-    RequestError with an operator whose error is too large. session: opens one for a model."""
+    """Check the operators of the first layer of a tower or of a part of it, and its products
+    outside the layers. Raises RequestError with an operator whose error is too large.
+
+    session: opens one for a model.
+    """
     check = _Check(tower.encoder, arrays, provider, ROWS)
-    layer = arrays.layout.layer(0)
+    first = arrays.layout.layers.start
+    layer = arrays.layout.layer(first)
     assert isinstance(layer.mixer, Attention)
     check.patch_attention(layer.mixer)
     if isinstance(layer.feed_forward, PlainMlp):
@@ -168,9 +172,9 @@ def run_tower_check(
     elif layer.feed_forward is not None:
         check.gated(layer.feed_forward)
     for name in ("attention_norm", "mlp_norm"):
-        check.norm(f"layers.0.{name}")
+        check.norm(f"layers.{first}.{name}")
     for matrix in arrays.layout.matrices:
-        if matrix.name.startswith("layers.0.") or not matrix.name.startswith("layers."):
+        if matrix.name.startswith(f"layers.{first}.") or not matrix.name.startswith("layers."):
             for stored in arrays.stored(matrix.name):
                 check.product(stored)
     remedy = "install another version of onnxruntime on it"

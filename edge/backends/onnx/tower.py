@@ -1,4 +1,4 @@
-"""The graph of a tower: from the patches of a tile to rows of the model.
+"""The graph of a part of a tower: of a whole one, from the patches of a tile to rows of the model.
 
 Patches come block by block, so that rows are neighbours' joined without a copy in another order.
 """
@@ -27,6 +27,7 @@ from edge.kernels.rope.onnx import rope
 from edge.models.attention import Attention
 from edge.models.gated_mlp import GatedMlp
 from edge.models.pictures import Tile
+from edge.models.towers.part import TowerPart
 from edge.models.towers.positions import block_order, turn_tables, windows
 from edge.models.towers.tower import BOUNDED, BOUNDS, CHANNELS, Merger, Tower, TowerNorm
 from edge.weights.formats import WeightFormat
@@ -34,20 +35,25 @@ from edge.weights.tower import tower_layout
 
 ROWS, DEEP = "rows", "deep_{}"
 """Outputs [1, rows, output size]: the rows, and those of deep layers."""
+HIDDEN, HIDDEN_OUT = "hidden", "hidden_out"
+"""The hidden state [1, patches, hidden size] before and behind a part, in the order of blocks."""
 
 
 def lower_tower(
-    tower: Tower,
+    part: TowerPart,
     tensor: Callable[[str], Weight],
     weight_format: WeightFormat,
     *,
     provider: Provider = CPU,
 ) -> GraphSegment:
-    """The graph. Its inputs are those of `tower_feeds`. tensor: gives a named tensor or its
-    place."""
+    """The graph. Its inputs are those of `tower_feeds`, with HIDDEN in place of patches unless the
+    part is the first. It gives HIDDEN_OUT unless it is the last. tensor: gives a named tensor or
+    its place."""
+    tower = part.tower
+    hidden_shape: list[int | str] = [1, "patches", tower.encoder.hidden_size]
     build = SegmentBuilder(
         tower.encoder,
-        tower_layout(tower),
+        tower_layout(part),
         tensor,
         weight_format,
         None,
@@ -59,7 +65,10 @@ def lower_tower(
         requests=None,
     )
     stream = ResidualStream(build)
-    stream.begin_tower(_patches(build, tower))
+    if part.is_first:
+        stream.begin_tower(_patches(build, tower))
+    else:
+        stream.begin_tower_part(build.graph.input(HIDDEN, np.float32, hidden_shape))
     deep = {layer: number for number, (layer, _merger) in enumerate(tower.deep)}
     for layer in build.layout.layers:
         output = _attention(build, tower, stream, layer)
@@ -72,26 +81,47 @@ def lower_tower(
         if layer in deep:
             number = deep[layer]
             _merge(build, tower, stream.whole_hidden(), number + 1, DEEP.format(number))
-    _merge(build, tower, stream.whole_hidden(), 0, ROWS)
+    if part.is_last:
+        _merge(build, tower, stream.whole_hidden(), 0, ROWS)
+    else:
+        build.output(stream.whole_hidden(), HIDDEN_OUT, np.float32, hidden_shape)
     build.cut(None)
     return build.segments[0]
 
 
-def tower_feeds(tower: Tower, tile: Tile) -> dict[str, NDArray[np.generic]]:
-    """The inputs of the graph for a tile. Raises ValueError for one that the tower does not
-    read."""
+def tower_feeds(part: TowerPart, tile: Tile) -> dict[str, NDArray[np.generic]]:
+    """The inputs of the graph of a first part for a tile. Raises ValueError for one that the tower
+    does not read."""
+    tower, size = part.tower, (tile.height, tile.width)
     tower.check(tile)
-    size = tile.height, tile.width
     order = block_order(tower.side, *size)
-    feeds: dict[str, NDArray[np.generic]] = {"pixels": tile.patches[None, order]}
+    feeds = _feeds_of_layers(part, *size) | {"pixels": tile.patches[None, order]}
     if tower.table is not None:
         places, shares = taps(tower.table, tower.table_side, *size)
         feeds |= {"places": places[:, order], "shares": shares[:, order]}
+    return feeds
+
+
+def part_feeds(
+    part: TowerPart, hidden: NDArray[np.float32], height: int, width: int
+) -> dict[str, NDArray[np.generic]]:
+    """The inputs of the graph of another part, for a hidden state [patches, hidden size] of a tile
+    of so many patches. Raises ValueError for one that the part does not take."""
+    part.tower.row_grid(height, width)
+    if hidden.shape != (height * width, part.tower.encoder.hidden_size):
+        raise ValueError(f"a hidden state {hidden.shape} of {height} by {width} patches")
+    return _feeds_of_layers(part, height, width) | {HIDDEN: hidden[None]}
+
+
+def _feeds_of_layers(part: TowerPart, height: int, width: int) -> dict[str, NDArray[np.generic]]:
+    tower, feeds = part.tower, dict[str, NDArray[np.generic]]()
     if tower.turns is not None:
-        cos, sin = turn_tables(tower.turns, *size)
+        order = block_order(tower.side, height, width)
+        cos, sin = turn_tables(tower.turns, height, width)
         feeds |= {"cos": cos[order], "sin": sin[order], "numbers": np.arange(len(order))[None]}
-    if tower.window is not None and len(tower.whole_layers) < tower.encoder.num_layers:
-        members, counts, back = windows(tower.side, tower.window, *size)
+    if part.has_windows:
+        assert tower.window is not None
+        members, counts, back = windows(tower.side, tower.window, height, width)
         feeds |= {"members": members, "counts": counts, "back": back}
     return feeds
 

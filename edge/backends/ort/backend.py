@@ -34,7 +34,7 @@ from edge.host.free_memory import usable_memory_bytes
 from edge.kernels.onnx_graph import CPU, ExternalTensor
 from edge.memory.step_memory import keeps_windows, load_bytes
 from edge.models.spec import WEIGHTS_ON_DISK, WINDOWED_KV, ModelSpec
-from edge.models.towers.tower import Tower
+from edge.models.towers.part import TowerPart
 from edge.offload import KVTier, numpy_dtype
 from edge.protocol.step import StepLimits
 from edge.system.heap import (
@@ -227,20 +227,20 @@ class OrtBackend:
         )
 
     def load_tower(
-        self, tower: Tower, weights: ShardWeights, weight_format: WeightFormat
+        self, part: TowerPart, weights: ShardWeights, weight_format: WeightFormat
     ) -> OrtTower:
         """See `open_tower`."""
         _prepare_process(self._threads)
-        layout, folder = tower_layout(tower), weights.path.parent
+        layout, folder = tower_layout(part), weights.path.parent
         arrays = ShardArrays(layout, weights, weight_format)
         place = _places(layout, arrays, weights, folder)
         provider = replace(CPU, threads=self._threads)
-        run_tower_check(tower, arrays, _cpu_session, provider=provider)
-        segment = lower_tower(tower, place, weight_format, provider=provider)
+        run_tower_check(part.tower, arrays, _cpu_session, provider=provider)
+        segment = lower_tower(part, place, weight_format, provider=provider)
         session = _open_session(segment, folder=str(folder))
         let_go_of(tuple(mappings_of(weights.path)))
         release_freed_memory()
-        return OrtTower(tower, session, weights)
+        return OrtTower(part, session, weights)
 
 
 def _prepare_process(threads: int) -> None:

@@ -17,6 +17,7 @@ from edge.models.attention import Attention
 from edge.models.families import read_family
 from edge.models.pictures import Tile
 from edge.models.towers.families import TOWERS, read_tower
+from edge.models.towers.part import TowerPart
 from edge.models.towers.positions import block_order, turn_tables, windows
 from edge.models.towers.tower import Projection, Tower, TowerNorm
 from edge.weights.tower import tower_layout
@@ -68,11 +69,36 @@ def test_json_gives_the_same_tower(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", TOWERS)
 def test_the_layout_has_every_weight_once(model_type: str) -> None:
     tower = made(model_type)
-    layout = tower_layout(tower)
+    layout = tower_layout(TowerPart.whole(tower))
     counted = sum(each.num_rows * len(each.columns) for each in layout.matrices)
     counted += sum(each.num_elements for each in layout.vectors)
     assert counted == sum(np.prod(shape) for shape in tower.shapes().values())
     assert not layout.embedding
+
+
+@pytest.mark.parametrize("model_type", TOWERS)
+def test_parts_have_every_weight_once(model_type: str) -> None:
+    tower = replace(made(model_type), deep=())
+    whole = tower_layout(TowerPart.whole(tower))
+    parts = [TowerPart(tower=tower, layers=layers) for layers in (range(2), range(2, 3))]
+    for part in parts:
+        assert TowerPart.from_json(json.loads(json.dumps(part.to_json()))) == part
+    found = [tower_layout(part) for part in parts]
+    for kind in ("matrices", "vectors"):
+        names = [each.name for layout in found for each in getattr(layout, kind)]
+        assert sorted(names) == sorted(each.name for each in getattr(whole, kind))
+
+
+def test_a_part_has_layers_of_its_tower() -> None:
+    tower = made("smolvlm")
+    for layers in (range(0), range(2, 4), range(-1, 2), range(0, 3, 2)):
+        with pytest.raises(ValueError, match="layers"):
+            TowerPart(tower=tower, layers=layers)
+    for told in ([0], "ab", [0, 1.5], [True, 2]):
+        with pytest.raises(ValueError, match="layers"):
+            TowerPart.from_json({"tower": tower.to_json(), "layers": told})
+    with pytest.raises(ValueError, match="deep"):
+        TowerPart(tower=made("qwen3_vl"), layers=range(1))
 
 
 def _with(path: str, value: object) -> Callable[[dict[str, Any]], None]:
@@ -265,7 +291,7 @@ def test_norms_and_projections_are_checked() -> None:
 
 def test_a_stand_in_gives_the_same_rows_for_the_same_tile() -> None:
     tower = made("qwen3_vl")
-    program = NullTower(tower, weight_bytes=5)
+    program = NullTower(TowerPart.whole(tower), weight_bytes=5)
     tiles = [
         Tile(patches=np.full((8, 48), fill, np.uint8), height=2, width=4) for fill in (1, 1, 2)
     ]
@@ -275,5 +301,11 @@ def test_a_stand_in_gives_the_same_rows_for_the_same_tile() -> None:
     assert not np.array_equal(one, other)
     with pytest.raises(ValueError, match="blocks"):
         program.read(Tile(patches=np.zeros((3, 48), np.uint8), height=1, width=3))
-    plain = NullTower(made("mistral3"), weight_bytes=5)
-    assert plain.read(tiles[0]).shape == (2, 32)
+    plain = made("mistral3")
+    rows = NullTower(TowerPart.whole(plain), weight_bytes=5).read(tiles[0])
+    assert rows.shape == (2, 32)
+    first, last = (
+        NullTower(TowerPart(tower=plain, layers=layers), weight_bytes=5)
+        for layers in (range(1), range(1, 3))
+    )
+    np.testing.assert_array_equal(last.go_on(first.read(tiles[0]), 2, 4), rows)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from edge import errors
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.parameters import SamplingParameters
+from edge.models.towers.part import TowerPart
 from edge.offload import Manifest, StoreError
 from edge.partition import Plan, Shard, Stage
 from edge.protocol import measurements, messages
@@ -127,8 +128,12 @@ FRAMES_SENT = (
     messages.States(rows=b"1234"),
     RunStep(session="s", step=Step(entries=ENTRIES[:1], states=True)),
     messages.OpenTower(
-        session="s", tower=TOWER, weight_format=uniform_format("int8", 32), manifest_digest="0" * 64
+        session="s",
+        part=TowerPart(tower=TOWER, layers=range(1, 3)),
+        weight_format=uniform_format("int8", 32),
+        manifest_digest="0" * 64,
     ),
+    messages.PutHidden(session="s", height=2, width=3, first=4, rows=b"\0\1\2\3"),
     messages.ReadTile(session="s", height=2, width=3, patches=b"\0\1\2\3"),
     messages.TakeRows(session="s", first=0, last=5),
     messages.CloseTower(session="s"),

@@ -10,6 +10,7 @@ import pytest
 
 from edge.errors import CheckpointError
 from edge.models.spec import ModelSpec
+from edge.models.towers.part import TowerPart
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.float_matrices import FloatSource
 from edge.weights.formats import weight_format
@@ -51,11 +52,11 @@ def test_every_weight_is_that_of_the_folder(folder: Path, tmp_path: Path, swappe
         assert form.tower.window == own.tower.window
         np.testing.assert_allclose(form.tower.bounds, own.tower.bounds)
         assert form.tower.encoder.layers == own.tower.encoder.layers
-        for part in tower_layout(form.tower).matrices:
+        for part in tower_layout(TowerPart.whole(form.tower)).matrices:
             found, expected = (source(each).matrix(part)["weight"] for each in (form, own))
             np.testing.assert_array_equal(found, expected, part.name)
-        parts = {part.name: part for part in tower_layout(own.tower).vectors}
-        for vector in tower_layout(form.tower).vectors:
+        parts = {part.name: part for part in tower_layout(TowerPart.whole(own.tower)).vectors}
+        for vector in tower_layout(TowerPart.whole(form.tower)).vectors:
             found = source(form).vector(vector)
             expected = source(own).vector(parts[vector.name])
             if vector.name == "merger.row_norm" and folder.name == "gemma3":
@@ -116,5 +117,5 @@ def test_a_folder_with_both_files_is_a_model_that_reads_pictures(tmp_path: Path)
             weights = checkpoint.tower_source(
                 chosen, cache_root=tmp_path, on_progress=lambda _: None
             )
-            for part in tower_layout(tower).vectors:
+            for part in tower_layout(TowerPart.whole(tower)).vectors:
                 assert np.isfinite(weights.vector(part)).all()
