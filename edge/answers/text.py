@@ -47,10 +47,18 @@ class Statistics(TypedDict):
     """Guesses that were right."""
     tokens_per_pass: NotRequired[float]
     """New tokens for each pass over the weights, on average."""
+    tiles_read: NotRequired[int]
+    """Tiles of pictures that were read for this prompt and not for an earlier one; like the next
+    two only where the prompt has pictures."""
+    pictures_s: NotRequired[float]
+    """Until all rows of pictures were there, the loading of the tower included."""
+    predicted_pictures_s: NotRequired[float | None]
+    """Of reading alone; None where the rates of the devices that read are not known."""
     resumed_tokens: NotRequired[int]
     """Tokens that a resumed reply already had. Times and rate count the rest."""
     predicted_first_token_s: NotRequired[float]
-    """Like the next two, only where the devices were measured."""
+    """Like the next two, only where the devices were measured. Reading pictures is a part of
+    it."""
     predicted_tokens_per_s: NotRequired[float]
     predicted_tokens_per_s_range: NotRequired[tuple[float, float]]
 

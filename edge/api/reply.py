@@ -52,8 +52,11 @@ class Reply:
     and `predicted_tokens_per_s` are those of such a reply alone, and `predicted_tokens_per_s_range`
     is the rate in slow and in fast minutes. If tokens were guessed, `drafted_tokens` counts the
     guesses, `accepted_tokens` those that were right, and `tokens_per_pass` is the mean number of
-    tokens that a pass over the weights gave. In a resumed reply, times are of the tokens after the
-    first `resumed_tokens`.
+    tokens that a pass over the weights gave. If the prompt has images, `tiles_read` counts the
+    pieces of them that were read now and not for an earlier prompt, `pictures_s` are the seconds
+    until all were read, the loading of the vision encoder included, and `predicted_pictures_s`
+    (None: not measured) those of reading alone, a part of `predicted_first_token_s`. In a resumed
+    reply, times are of the tokens after the first `resumed_tokens`.
     """
 
     text: str
@@ -291,11 +294,18 @@ class ReplyFeed:
             statistics["drafted_tokens"] = passes.drafted
             statistics["accepted_tokens"] = passes.accepted
             statistics["tokens_per_pass"] = passes.tokens / passes.passes
+        pictures = self._answer.pictures
+        if pictures is not None:
+            statistics["tiles_read"] = pictures.tiles_read
+            statistics["pictures_s"] = pictures.seconds
+            statistics["predicted_pictures_s"] = pictures.predicted_s
         predicted = self._forecast.of(
             prompt_tokens=statistics["prompt_tokens"], new_tokens=statistics["new_tokens"]
         )
         if predicted is not None and "resumed_tokens" not in statistics:
-            statistics["predicted_first_token_s"] = predicted.first_token_s
+            reading_s = 0.0 if pictures is None else pictures.predicted_s
+            if reading_s is not None:
+                statistics["predicted_first_token_s"] = reading_s + predicted.first_token_s
             statistics["predicted_tokens_per_s"] = predicted.tokens_per_s
             statistics["predicted_tokens_per_s_range"] = predicted.tokens_per_s_range
         answer = made.answer

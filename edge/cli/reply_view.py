@@ -111,12 +111,16 @@ def figures_of(model: Model, reply: Reply) -> str:
     first = f"first after {figures['first_token_s']:.2f} s"
     if "predicted_first_token_s" in figures:
         first += f" (predicted {figures['predicted_first_token_s']:.2f})"
+    if "tiles_read" in figures:
+        first += f", of which images took {figures['pictures_s']:.2f} s"
+        if (said := figures["predicted_pictures_s"]) is not None:
+            first += f" (predicted {said:.2f})"
     rate = ""
     if figures["tokens_per_s"] is not None:
         rate = f", then {figures['tokens_per_s']:.1f} tok/s"
         if "predicted_tokens_per_s" in figures:
-            said, span = figures["predicted_tokens_per_s"], figures["predicted_tokens_per_s_range"]
-            rate += f" (predicted {rate_in_words(said, span)})"
+            rated, span = figures["predicted_tokens_per_s"], figures["predicted_tokens_per_s_range"]
+            rate += f" (predicted {rate_in_words(rated, span)})"
     count = f"{figures['new_tokens']} tokens"
     if "tokens_per_pass" in figures:
         count += f" at {figures['tokens_per_pass']:.1f} per pass"

@@ -13,7 +13,10 @@ import pytest
 import edge
 from edge.answers.terms import GenerationOptions
 from edge.api.reply import Reply, ReplyStream
+from edge.memory.tower_memory import tower_use
+from edge.models.towers.part import TowerPart
 from edge.runs.pictures import Pictures
+from edge.weights.formats import WeightFormat, weight_format
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.processes import Daemon, cluster_of_daemons, start_together
 from tests.support.seeing_models import FAMILIES, GGUF_TEXTS, Asked, SeeingModel
@@ -80,15 +83,16 @@ def test_answers(
     asked = seeing.asked(count, before=40, seed=count)
     expected = seeing.greedy(asked, 32)
     with loaded(cluster, seeing, layout) as model:
-        assert list(answer(model, asked, 32).token_ids) == expected
+        reply = answer(model, asked, 32)
+        assert list(reply.token_ids) == expected
         pictures = pictures_of(model)
-        assert pictures.read == count
+        assert reply.statistics["tiles_read"] == count
         planned = {f"local-{number + 1}" for number in range(len(LAYOUTS[layout]))}
         if layout != "tensor_3":
-            assert pictures.device not in planned
+            assert planned.isdisjoint(pictures.devices)
         further = (*asked.prompt, *expected[:20], 5, 6)
         reply = answer(model, asked, 4, further)
-        assert pictures.read == count, "the next turn reads nothing"
+        assert reply.statistics["tiles_read"] == 0, "the next turn reads nothing"
         if not any(each.window for each in seeing.spec.attentions.values()):
             # Of windows, so small a context keeps no copies.
             assert reply.statistics["found_tokens"] >= len(asked.prompt) - 6
@@ -106,6 +110,39 @@ def test_answers_from_a_gguf_file_and_the_one_beside_it(
     asked = seeing.asked(2, before=40, seed=3)
     with loaded(cluster, seeing, "pipeline_2") as model:
         assert list(answer(model, asked, 32).token_ids) == seeing.greedy(asked, 32)
+
+
+def test_a_tower_that_fits_on_no_device_is_cut(tmp_path: Path) -> None:
+    """Over two of three devices; after the loss of one of them, over the other two."""
+    sizes = {"hidden_size": 240, "intermediate_size": 1024, "num_hidden_layers": 6}
+    seeing = SeeingModel("smolvlm", tmp_path / "model", sizes)
+    need = tower_use(TowerPart.whole(seeing.tower), _float32(seeing)).total
+    asked, other = seeing.asked(1, before=20, seed=1), seeing.asked(2, before=20, seed=2)
+    names = ("local-1", "local-2", "local-3")
+    starts = [partial(Daemon, tmp_path / name, "--no-announce", "--name", name) for name in names]
+    with (
+        start_together(*starts) as daemons,
+        edge.Cluster.connect([daemon.address for daemon in daemons]) as cluster,
+        loaded(cluster, seeing, "solo") as model,
+    ):
+        for daemon in daemons:
+            peer = daemon.describe()
+            taken = peer.memory_bytes - peer.free_bytes
+            cluster.set_memory(peer, taken + 2 * need // 3)
+        reply = answer(model, asked, 8)
+        assert list(reply.token_ids) == seeing.greedy(asked, 8)
+        assert reply.statistics["tiles_read"] == 1
+        assert pictures_of(model).devices == ["local-2", "local-3"]
+        daemons[1].kill()
+        reply = answer(model, other, 8)
+        assert list(reply.token_ids) == seeing.greedy(other, 8)
+        assert reply.statistics["tiles_read"] == 2
+        assert pictures_of(model).devices == ["local-3", "local-1"]
+        assert answer(model, other, 2).statistics["tiles_read"] == 0
+
+
+def _float32(seeing: SeeingModel) -> WeightFormat:
+    return weight_format(seeing.tower.encoder, "float32")
 
 
 @pytest.mark.parametrize("gone", ["reader", "sampler"])
@@ -133,7 +170,7 @@ def test_a_lost_device_changes_no_token(
         begin = model._asking.reply_to(asked.prompt, options, tiles=asked.tiles)
         stream = ReplyStream(begin, model._loop)
         tokens = [next(stream).token_id for _number in range(3)]
-        reader = pictures_of(model).device
+        (reader,) = pictures_of(model).devices
         assert reader == "local-3"
         names[reader if gone == "reader" else "local-2"].kill()
         tokens += [token.token_id for token in stream]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,13 +59,19 @@ def with_random_weights(model: Any) -> Any:
 class SeeingModel:
     """A checkpoint on disk, and the model of `transformers` in float32."""
 
-    def __init__(self, family: str, path: Path, **texts: Any) -> None:
-        """texts: fields of its text part."""
+    def __init__(
+        self,
+        family: str,
+        path: Path,
+        vision: Mapping[str, Any] = MappingProxyType({}),
+        **texts: Any,
+    ) -> None:
+        """vision, texts: further fields of the settings of its tower and of its text part."""
         sees, self.path = family == "gemma4_large", path
         self.family = "gemma4" if sees else family
         if sees:
             texts["use_bidirectional_attention"] = "vision"
-        self.model = make_tower_model(path, self.family, **texts)
+        self.model = make_tower_model(path, self.family, vision, **texts)
         self.model.generation_config.eos_token_id = None
         with Checkpoint.open(path) as checkpoint:
             assert checkpoint.tower is not None
