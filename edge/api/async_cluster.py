@@ -189,7 +189,9 @@ class AsyncCluster(ClusterStudies):
                     on_progress=on_progress,
                     changes=changes,
                 )
-                proposal = with_tower(checkpoint, proposal, peers, options)
+                ids = {device.id for device in proposal.cluster.devices}
+                there = [peer for peer in peers if not changes or peer.id in ids]
+                proposal = with_tower(checkpoint, proposal, there, options)
                 if draft is not None:
                     proposal, _place = await with_draft(
                         draft, proposal, peers, options, measure, on_progress

@@ -86,6 +86,13 @@ class DescribedModel:
         return self._held.drafts_on
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about its plan: devices that were not measured, and where it drafts and reads
+        images."""
+        pictures = self._held.pictures
+        return (*self.proposal.notes, *(() if pictures is None else (pictures.place,)))
+
+    @property
     def sent_bytes(self) -> Mapping[str, int]:
         """Bytes of weights that were sent to each peer, by name; 0: its shard was cached."""
         return dict(self._held.running.sent_bytes)

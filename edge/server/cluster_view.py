@@ -24,7 +24,8 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
     names: of devices, by id. devices: the part of the model on each, in the order of the plan. Of
     its layers, `streamed_layers` are read for each step: `host_layers` of them from the host's
     memory and the others from disk. links: as measured. predicted: for a single reply; null if the
-    devices were not measured. tokens_per_s_range: the rate in slow and in fast minutes.
+    devices were not measured. tokens_per_s_range: the rate in slow and in fast minutes. notes:
+    sentences, such as where images are read.
     """
     predicted = proposal.choice.predicted
     used = set(proposal.plan.devices)
@@ -61,6 +62,7 @@ def plan_view(proposal: Proposal, names: Mapping[str, str]) -> Json:
             "tokens_per_s_range": list(predicted.tokens_per_s_range),
             "first_token_s": predicted.first_token_s,
         },
+        "notes": list(proposal.notes),
     }
 
 
@@ -89,6 +91,7 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
         device["tiers"] = _tiers(observed.peers.get(row.device), proposal.plan.model, seat)
     used = set(proposal.plan.devices)
     return view | {
+        "notes": list(model.notes),
         "at_s": time.monotonic(),
         "loads": len(model.recoveries),
         "model": {

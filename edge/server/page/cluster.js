@@ -26,6 +26,11 @@ export function draw(into, view, times = []) {
   into.replaceChildren(...drawn);
 }
 
+/** What is said of a plan, a sentence on each line. */
+export function tellNotes(into, view) {
+  into.replaceChildren(...view.notes.map((note) => element("li", "", `${note}.`)));
+}
+
 function stage(devices, view) {
   const [first, past] = devices[0].layers;
   const drawn = element("div", "stage", element("div", "title", `layers ${first}–${past - 1}`));

@@ -2,7 +2,7 @@
 
 import { askJson, bytes, element, needsKey, predictedRate, rate, seconds, setKey } from "./api.js";
 import { setCanChat } from "./chat.js";
-import { draw, PARTS } from "./cluster.js";
+import { draw, PARTS, tellNotes } from "./cluster.js";
 import { choice, chosenModel, offerModels } from "./models.js";
 import { offer, offerDevices } from "./preview.js";
 
@@ -84,6 +84,7 @@ function show(view) {
   at("spark").firstElementChild.setAttribute("points", rates
     .map((each, number) => `${KEPT - rates.length + number},${31 - (30 * each) / most}`).join(" "));
   draw(at("cluster"), view, times);
+  tellNotes(at("notes"), view);
   at("spares").textContent = view.spares.length
     ? `Not needed now: ${view.spares.map((each) => `${each.name} (${spare(each)})`).join(", ")}`
     : "";

@@ -1,10 +1,11 @@
 // Where a model would run, and how fast, if something were otherwise.
 
 import { askJson, element, predictedRate } from "./api.js";
-import { draw } from "./cluster.js";
+import { draw, tellNotes } from "./cluster.js";
 
 const said = document.getElementById("preview-said");
 const into = document.getElementById("preview");
+const notes = document.getElementById("preview-notes");
 const devices = document.getElementById("preview-devices");
 
 /** The models and devices that there are to choose from. */
@@ -40,11 +41,13 @@ document.getElementById("preview-form").addEventListener("submit", async (event)
   try {
     const view = await askJson(`api/plan?${query}`);
     draw(into, view);
+    tellNotes(notes, view);
     said.textContent = view.predicted
       ? `${predictedRate(view.predicted)} tokens per second predicted.`
       : "How fast is not known: not every device was measured for this model. edge plan measures.";
   } catch (error) {
     into.replaceChildren();
+    notes.replaceChildren();
     said.textContent = error.message;
   }
 });
