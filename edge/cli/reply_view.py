@@ -184,7 +184,10 @@ def show_parts(model: Model, reply: Reply) -> Sequence[PeerTimes] | None:
     if predicted is None:
         click.echo("edge: no prediction, because not every device was measured", err=True)
         return times
-    rows = [("the first token", predicted.first_token_s, figures["first_token_s"])]
+    first_s = figures.get("predicted_first_token_s", predicted.first_token_s)
+    rows = [("the first token", first_s, figures["first_token_s"])]
+    if (images_s := figures.get("predicted_pictures_s")) is not None:
+        rows.insert(0, ("the images before it", images_s, figures["pictures_s"]))
     if figures["tokens_per_s"] is not None:
         token_s = 1 / figures["tokens_per_s"]
         parts = step_parts(model.plan, [(1.0, predicted)], times, token_s)

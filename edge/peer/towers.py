@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edge.backends.interface import ShardWeights, TowerProgram
 from edge.backends.registry import open_tower
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import PeerError, ProtocolError
 from edge.memory.tower_memory import tower_use
-from edge.models.pictures import Tile, tile_of
-from edge.models.towers.part import TowerPart
-from edge.models.towers.tower import Tower
+from edge.peer.hosted_tower import HostedTower
 from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
 from edge.peer.weight_uploads import WeightUploads
@@ -27,29 +20,6 @@ from edge.protocol.frame_codec import Call
 from edge.transport import Member
 from edge.weights.shard_tensors import check_tensors
 from edge.weights.tower import tower_layout
-
-
-@dataclass(slots=True, kw_only=True)
-class _Tower:
-    program: TowerProgram
-    part: TowerPart
-    turn: asyncio.Lock
-    rows: NDArray[np.float32]
-    """Rows of the tile that was read last, or its hidden state."""
-    hidden: _Hidden | None = None
-    """What has come for the next tile, of a part that is not the first."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Hidden:
-    """The hidden state of a tile, as it arrives."""
-
-    height: int
-    width: int
-    rows: NDArray[np.float32]
-    """[patches, hidden]."""
-    count: int = 0
-    """Rows that have come."""
 
 
 class CoordinatorTowers:
@@ -62,7 +32,7 @@ class CoordinatorTowers:
         self._peer, self._user, self._weights = resources, user, weights
         self._owner = owner
         self._shards = QuotaShare(resources.shards, owner)
-        self._towers: dict[str, _Tower] = {}
+        self._towers: dict[str, HostedTower] = {}
         self._opening: set[str] = set()
 
     @property
@@ -78,16 +48,12 @@ class CoordinatorTowers:
     @property
     def most_tile_bytes(self) -> int:
         """Bytes of the largest tile that one of them reads."""
-        parts = [each.part for each in self._towers.values() if each.part.is_first]
-        towers = [part.tower for part in parts]
-        return max((each.max_patches * each.patch_elements for each in towers), default=0)
+        return max((each.most_tile_bytes for each in self._towers.values()), default=0)
 
     @property
     def most_hidden_bytes(self) -> int:
-        """Bytes of the most rows of a hidden state that one of them gets at once."""
-        parts = [each.part for each in self._towers.values() if not each.part.is_first]
-        tile = max((hidden_bytes(each.tower) for each in parts), default=0)
-        return min(tile, messages.MOST_COPY_BYTES)
+        """Bytes of the most rows of a hidden state that one of them takes at once."""
+        return max((each.most_hidden_bytes for each in self._towers.values()), default=0)
 
     async def aclose(self) -> None:
         async with AsyncExitStack() as stack:  # run all of these, even if one fails
@@ -119,12 +85,7 @@ class CoordinatorTowers:
                 raise
         finally:
             self._opening.discard(call.session)
-        self._towers[call.session] = _Tower(
-            program=program,
-            part=call.part,
-            turn=asyncio.Lock(),
-            rows=np.empty((0, call.part.output_size), np.float32),
-        )
+        self._towers[call.session] = HostedTower(call.part, program)
         return messages.Done()
 
     async def _load(self, call: messages.OpenTower, room_bytes: int) -> TowerProgram:
@@ -145,81 +106,21 @@ class CoordinatorTowers:
             )
 
     async def _put_hidden(self, call: messages.PutHidden) -> messages.Done:
-        hosted = self._get(call.session)
-        async with hosted.turn:
-            hidden = self._begun(hosted, call) if call.first == 0 else hosted.hidden
-            if (
-                hidden is None
-                or (hidden.height, hidden.width) != (call.height, call.width)
-                or hidden.count != call.first
-            ):
-                raise ProtocolError(f"row {call.first} of a hidden state is not the next one")
-            row_bytes, left = 4 * hidden.rows.shape[1], len(hidden.rows) - hidden.count
-            count, rest = divmod(len(call.rows), row_bytes)
-            if rest or not 0 < count <= left:
-                raise ProtocolError(f"{len(call.rows)} bytes for {left} rows of {row_bytes} bytes")
-            rows = np.frombuffer(call.rows, "<f4").reshape(count, -1)
-            hidden.rows[hidden.count : hidden.count + count] = rows
-            hidden.count += count
+        await self._get(call.session).put_hidden(call)
         return messages.Done()
-
-    def _begun(self, hosted: _Tower, call: messages.PutHidden) -> _Hidden:
-        """Room for the hidden state of a tile, checked against the tower before it is taken."""
-        part = hosted.part
-        if part.is_first:
-            raise ProtocolError("the first part of a tower reads patches")
-        try:
-            part.tower.row_grid(call.height, call.width)
-        except ValueError as error:
-            raise ProtocolError(str(error)) from error
-        shape = call.height * call.width, part.tower.encoder.hidden_size
-        hosted.hidden = None  # two of them are not in the ledger
-        rows = np.empty(shape, np.float32)
-        hosted.hidden = _Hidden(height=call.height, width=call.width, rows=rows)
-        return hosted.hidden
 
     async def _read(self, call: messages.ReadTile) -> messages.Done:
-        hosted = self._get(call.session)
-        if hosted.part.is_first:
-            tile = self._tile(call)
-            async with hosted.turn:
-                hosted.rows = await run_blocking(lambda: hosted.program.read(tile))
-            return messages.Done()
-        async with hosted.turn:
-            hidden, hosted.hidden = hosted.hidden, None
-            size = call.height, call.width
-            if (
-                hidden is None
-                or len(call.patches)
-                or size != (hidden.height, hidden.width)
-                or hidden.count != len(hidden.rows)
-            ):
-                raise ProtocolError("the hidden state of this tile is not complete")
-            hosted.rows = await run_blocking(lambda: hosted.program.go_on(hidden.rows, *size))
+        await self._get(call.session).read(call)
         return messages.Done()
 
-    def _tile(self, call: messages.ReadTile) -> Tile:
-        """The tile, checked against the tower. Raises ProtocolError for any other."""
-        tower = self._get(call.session).part.tower
-        try:
-            tile = tile_of(call.patches, call.height, call.width, tower.patch_elements)
-            tower.check(tile)
-        except ValueError as error:
-            raise ProtocolError(str(error)) from error
-        return tile
-
     async def _take_rows(self, call: messages.TakeRows) -> messages.TileRows:
-        rows = self._get(call.session).rows
-        if not 0 <= call.first < call.last <= len(rows):
-            raise ProtocolError(f"rows {call.first} to {call.last} of {len(rows)}")
-        found = np.ascontiguousarray(rows[call.first : call.last], "<f4")
-        return messages.TileRows(rows=found.view(np.uint8).reshape(-1).data)
+        return self._get(call.session).rows(call.first, call.last)
 
     async def _close(self, call: messages.CloseTower) -> messages.Done:
         await uninterrupted(self._end(call.session))
         return messages.Done()
 
-    def _get(self, session: str) -> _Tower:
+    def _get(self, session: str) -> HostedTower:
         hosted = self._towers.get(session)
         if hosted is None:
             raise ProtocolError("the tower is not open")
@@ -230,16 +131,10 @@ class CoordinatorTowers:
         if hosted is None:
             return
         try:
-            async with hosted.turn:
-                await run_blocking(hosted.program.close)
+            await hosted.aclose()
         finally:
             self._peer.release(_use_name(session))
             self._shards.give_back()
-
-
-def hidden_bytes(tower: Tower) -> int:
-    """Bytes of the hidden state of its largest tile."""
-    return 4 * tower.max_patches * tower.encoder.hidden_size
 
 
 def _use_name(session: str) -> str:

@@ -45,10 +45,8 @@ def reading_order(
     """
     able = [each for each in peers if not each.is_leaving]
     if all(each.id in seconds for each in able):
-        return sorted(
-            able,
-            key=lambda each: seconds[each.id] * (_GAIN if each.id in planned else 1.0),
-        )
+        gains = {each.id: _GAIN if each.id in planned else 1.0 for each in able}
+        return sorted(able, key=lambda each: (seconds[each.id] * gains[each.id], -gains[each.id]))
     return sorted(able, key=lambda each: (each.id in planned, -each.free_now_bytes))
 
 
