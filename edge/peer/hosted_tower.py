@@ -37,7 +37,8 @@ class HostedTower:
         self.part = part
         self._program = program
         self._turn = asyncio.Lock()
-        self._rows: Rows = np.empty((0, part.output_size), np.float32)
+        self._no_rows = np.empty((0, part.output_size), np.float32)
+        self._rows: Rows = self._no_rows
         """Rows of the tile that was read last, or its hidden state."""
         self._hidden: _Hidden | None = None
         """What has come for the next tile, of a part that is not the first."""
@@ -90,6 +91,7 @@ class HostedTower:
         if self.part.is_first:
             tile = self._tile(call)
             async with self._turn:
+                self._rows = self._no_rows  # the ledger has room for those of one tile
                 self._rows = await run_blocking(lambda: self._program.read(tile))
             return
         async with self._turn:
@@ -101,7 +103,7 @@ class HostedTower:
                 or hidden.count != len(hidden.rows)
             ):
                 raise ProtocolError("the hidden state of this tile is not complete")
-            self._hidden = None
+            self._hidden, self._rows = None, self._no_rows
             self._rows = await run_blocking(lambda: self._program.go_on(hidden.rows, *size))
 
     def _tile(self, call: messages.ReadTile) -> Tile:

@@ -98,6 +98,8 @@ def divided(
         return tower_use(TowerPart(tower=tower, layers=range(first, stop)), tower_format).total
 
     order, num_layers = list(rooms), tower.encoder.num_layers
+    if _cuts(num_layers, need, rooms) is None:
+        return None
     for count in range(1, len(order) + 1):
         chosen: list[str] = []
         for number, device in enumerate(order):

@@ -166,9 +166,11 @@ class TowerLoader:
         """Load the tower on the first device that has room; where none has, over several.
 
         peers: as they describe themselves now, in the order in which they are asked. Raises
-        CapacityError if all together have no room, ReaderLostError if a device fails, and
-        CheckpointError if the checkpoint was changed.
+        CapacityError if all together have no room, NetworkError if there are none, ReaderLostError
+        if a device fails, and CheckpointError if the checkpoint was changed.
         """
+        if not peers:
+            raise NetworkError("no device is left that could read pictures")
         whole = TowerPart.whole(self.tower)
         need = tower_use(whole, self.weight_format).total
         refused: CapacityError | None = None
@@ -178,7 +180,8 @@ class TowerLoader:
                     return await self._load(source, [(peer, whole)])
                 except _RefusedError as error:
                     refused = refused or error.error
-            by_id, rooms = {each.id: each for each in peers}, _rooms(peers)
+            by_id = {each.id: each for each in peers}
+            rooms = {each.id: each.free_now_bytes for each in peers}
             while parts := divided(self.tower, self.weight_format, rooms):
                 try:
                     return await self._load(source, [(by_id[id], part) for id, part in parts])
@@ -191,7 +194,8 @@ class TowerLoader:
                     return await self._load(source, [(peer, whole)])
                 except _RefusedError as error:
                     refused = refused or error.error
-        raise refused or NetworkError("no device is left that could read pictures")
+        assert refused is not None, "each device has refused it"
+        raise refused
 
     @contextlib.asynccontextmanager
     async def _source(self) -> AsyncIterator[WeightSource]:
@@ -267,7 +271,3 @@ class _RefusedError(Exception):
     def __init__(self, device: str, error: CapacityError) -> None:
         super().__init__(str(error))
         self.device, self.error = device, error
-
-
-def _rooms(peers: Sequence[PeerInfo]) -> dict[str, int]:
-    return {each.id: each.free_now_bytes for each in peers}
