@@ -26,6 +26,7 @@ CASES = {
     "conversation": ("conversation", "Turns of a conversation that grows."),
     "drafts": ("drafts", "A draft model, on its own device or another."),
     "further-head": ("further_head", "A model's further head that guesses, on new text."),
+    "pictures": ("pictures", "The time to read an image, and of the next turn."),
     "arriving-prompt": ("arriving_prompt", "Answers under way while a long prompt is read."),
     "serving": ("serving", "Many clients of one server."),
     "server-cost": ("server_cost", "What HTTP adds to the time of a token."),

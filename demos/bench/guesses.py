@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import edge
-from edge.demos.bench import case
+from edge.demos.bench import case, llama_lookup
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.clusters.staged import STAGES, arrangement, model_in_stages
 from edge.demos.bench.llama_files import llama_process
@@ -102,7 +102,7 @@ def guesses(given: Given) -> Iterator[Found]:
         llama = None
         if given.llama_python:
             llama = stack.enter_context(
-                llama_process(given.llama_python, given.path, given.threads, 2048)
+                llama_process(given.llama_python, llama_lookup, given.path, given.threads, 2048)
             )
 
         def side(speculate: Speculation) -> _Side:

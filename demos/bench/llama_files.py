@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from edge.demos.bench import gguf_file, llama_logits, llama_lookup
+from edge.demos.bench import gguf_file, llama_logits
 from edge.demos.shapes import checkpoint
 from edge.offload import GgufFile
 
@@ -40,10 +41,12 @@ def gguf_of(shape: str, folder: Path, *, python: str, form: str = "Q4_0") -> Pat
 
 @contextlib.contextmanager
 def llama_process(
-    python: str, gguf: Path, threads: int, context_tokens: int
+    python: str, script: ModuleType, *arguments: object
 ) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """A function that asks llama.cpp in a process of its own, as `llama_lookup` describes."""
-    command = [python, llama_lookup.__file__, str(gguf), str(threads), str(context_tokens)]
+    """A function that asks llama.cpp in a process of its own, as the script (`llama_lookup`,
+    `llama_pictures`) describes."""
+    assert script.__file__ is not None
+    command = [python, script.__file__, *map(str, arguments)]
     environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
