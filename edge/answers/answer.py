@@ -82,7 +82,8 @@ class AnswerPictures:
     seconds: float
     """Until all rows were there, the loading of the tower included."""
     predicted_s: float | None
-    """Of reading, on the devices that read; None if their rates are not known."""
+    """Predicted seconds of reading, on the devices that read; None if their rates are not
+    known."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

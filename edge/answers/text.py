@@ -53,7 +53,8 @@ class Statistics(TypedDict):
     pictures_s: NotRequired[float]
     """Until all rows of pictures were there, the loading of the tower included."""
     predicted_pictures_s: NotRequired[float | None]
-    """Of reading alone; None where the rates of the devices that read are not known."""
+    """Predicted seconds of reading alone; None where the rates of the devices that read are not
+    known."""
     resumed_tokens: NotRequired[int]
     """Tokens that a resumed reply already had. Times and rate count the rest."""
     predicted_first_token_s: NotRequired[float]

@@ -156,10 +156,10 @@ class TowerLoader:
     path: Path
     """The checkpoint."""
     fingerprint: str
-    """Of the files with the tower's weights."""
+    """The hash of the files with the tower's weights."""
     tower: Tower
     weight_format: WeightFormat
-    """Of the tower."""
+    """The format of the tower."""
     tell: OnProgress
 
     async def load(self, peers: Sequence[PeerInfo]) -> LoadedTower:
