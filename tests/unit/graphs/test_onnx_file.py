@@ -1,0 +1,144 @@
+"""ONNX files from outside: read, or refused by a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edge.errors import CheckpointError
+from edge.graphs.onnx_file import open_onnx
+from tests.support.small_graphs import branches, cnn, tree, written
+
+
+def test_inputs_outputs_and_weights_are_told(tmp_path: Path) -> None:
+    file = open_onnx(written(cnn(), tmp_path))
+    assert [(each.name, str(each)) for each in file.inputs] == [("x", "float32 [n, 3, 16, 16]")]
+    assert [each.name for each in file.outputs] == ["y"]
+    assert file.total_weight_bytes == sum(
+        4 * int(np.prod(each.dims)) for each in file.model.graph.initializer
+    )
+
+
+def test_weights_beside_the_file_are_read_where_they_lie(tmp_path: Path) -> None:
+    inside = open_onnx(written(cnn(), tmp_path))
+    beside = open_onnx(written(cnn(), tmp_path, external=True))
+    names = [name for name in beside.initialisers if beside.is_apart(name)]
+    assert len(names) == len(beside.initialisers)
+    for name in names:
+        expected = onnx.numpy_helper.to_array(inside.initialisers[name])
+        assert beside.read_weight(name).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no graph"),
+        (b"GGUF\3\0\0\0" + bytes(100), "not an ONNX file"),
+        (b"\x08\x08", "no graph"),
+        (b"PK\3\4" + bytes(100), "not an ONNX file"),
+        (b"\x08\x08\x3a\x02\xff\xff", "damaged"),
+    ],
+)
+def test_other_files_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=said):
+        open_onnx(path)
+
+
+def test_a_truncated_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = written(cnn(), tmp_path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="truncated"):
+        open_onnx(path)
+
+
+@pytest.mark.parametrize("path", ["missing.onnx", "."])
+def test_what_is_no_file_is_refused(path: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be read|not a file"):
+        open_onnx(tmp_path / path)
+
+
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [
+        ("../model.data", "not in its own folder"),
+        ("/etc/passwd", "not in its own folder"),
+        ("sub/../../model.data", "not in its own folder"),
+        ("link.data", "not in its own folder"),
+        ("", "not in its own folder"),
+        ("other.data", "missing"),
+        ("short.data", "needs"),
+    ],
+)
+def test_external_data_must_be_in_the_folder(location: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "model.data").write_bytes(bytes(100_000))
+    folder = tmp_path / "inner"
+    folder.mkdir()
+    (folder / "link.data").symlink_to(tmp_path / "model.data")
+    (folder / "short.data").write_bytes(b"short")
+    path = written(cnn(), folder, external=True)
+    model = onnx.load(str(path), load_external_data=False)
+    for tensor in model.graph.initializer:
+        for each in tensor.external_data:
+            if each.key == "location":
+                each.value = location
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match=said):
+        open_onnx(path)
+
+
+@pytest.mark.parametrize("value", ["-1", "1e3", "99999999999"])
+def test_places_of_external_data_are_checked(value: str, tmp_path: Path) -> None:
+    path = written(cnn(), tmp_path, external=True)
+    model = onnx.load(str(path), load_external_data=False)
+    for each in model.graph.initializer[0].external_data:
+        if each.key == "offset":
+            each.value = value
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(CheckpointError, match=r"no number|needs"):
+        open_onnx(path)
+
+
+@pytest.mark.parametrize("version", [12, 999])
+def test_other_opsets_are_refused(version: int, tmp_path: Path) -> None:
+    model = branches()
+    model.opset_import[0].version = version
+    with pytest.raises(CheckpointError, match=f"opset {version}"):
+        open_onnx(written(model, tmp_path))
+
+
+def test_custom_domains_are_refused(tmp_path: Path) -> None:
+    model = branches()
+    model.graph.node[0].domain = "my.operators"
+    with pytest.raises(CheckpointError, match=r"'MatMul' of the domain 'my\.operators'"):
+        open_onnx(written(model, tmp_path))
+
+
+def test_a_shape_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    model = branches()
+    model.graph.initializer[0].dims[:] = [1 << 40, 1 << 40]
+    with pytest.raises(CheckpointError, match=r"impossible shape|bytes of weights"):
+        open_onnx(written(model, tmp_path))
+
+
+def test_nodes_must_come_after_what_they_use(tmp_path: Path) -> None:
+    model = branches()
+    node = model.graph.node.pop(0)
+    model.graph.node.append(node)
+    with pytest.raises(CheckpointError, match="before it is computed"):
+        open_onnx(written(model, tmp_path))
+
+
+def test_inputs_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
+    model = tree()
+    model.graph.output.append(
+        helper.make_tensor_sequence_value_info("list", TensorProto.FLOAT, None)
+    )
+    model.graph.node.append(helper.make_node("SequenceConstruct", ["doubled"], ["list"]))
+    with pytest.raises(CheckpointError, match="not a tensor of a type that Edge moves"):
+        open_onnx(written(model, tmp_path))

@@ -1,0 +1,113 @@
+"""A graph cut at every place computes what the uncut graph does."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from edge.errors import PlanError
+from edge.graphs.atoms import Atoms
+from edge.graphs.onnx_file import open_onnx
+from edge.graphs.parts import crossing, cut_part, feasible_cuts
+from tests.support.small_graphs import (
+    KINDS,
+    agree,
+    branches,
+    cnn,
+    computed,
+    control_flow,
+    encoder,
+    quantised,
+    run_part,
+    seen_kinds,
+    written,
+)
+
+
+def check_cuts(name: str, folder: Path, parts: int, *, every: int = 1) -> None:
+    make, inputs_of = KINDS[name]
+    model, inputs = make(), inputs_of(1)
+    file = open_onnx(written(model, folder))
+    atoms = Atoms(file)
+    kinds = seen_kinds(model, inputs)
+    expected = computed(model, inputs)
+    places = feasible_cuts(atoms, kinds)
+    assert places
+    for cuts in list(combinations(places, parts - 1))[::every]:
+        known = dict(inputs)
+        for first, last in zip((0, *cuts), (*cuts, len(atoms)), strict=True):
+            part = cut_part(file, atoms, range(first, last), kinds)
+            known |= run_part(part, known, folder)
+        agree(known, expected, rtol=2e-3 if name == "half" else 1e-5)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_parts_are_as_good_as_one(name: str, tmp_path: Path) -> None:
+    check_cuts(name, tmp_path, 2, every=5 if name == "encoder" else 1)
+
+
+@pytest.mark.parametrize("name", ["branches", "control flow", "half"])
+def test_three_parts_are_as_good_as_one(name: str, tmp_path: Path) -> None:
+    check_cuts(name, tmp_path, 3, every=4)
+
+
+def test_a_part_has_only_its_own_weights(tmp_path: Path) -> None:
+    file = open_onnx(written(cnn(width=32), tmp_path))
+    atoms = Atoms(file)
+    kinds = seen_kinds(cnn(width=32), KINDS["cnn"][1](0))
+    parts = [cut_part(file, atoms, each, kinds) for each in (range(3), range(3, len(atoms)))]
+    assert sum(part.weight_bytes for part in parts) == file.total_weight_bytes
+    assert all(part.manifest.total_bytes > part.weight_bytes for part in parts)
+
+
+def test_external_weights_come_out_of_their_file(tmp_path: Path) -> None:
+    inputs = KINDS["cnn"][1](2)
+    file = open_onnx(written(cnn(), tmp_path, external=True))
+    atoms = Atoms(file)
+    part = cut_part(file, atoms, range(len(atoms)), {})
+    agree(run_part(part, inputs, tmp_path), computed(cnn(), inputs))
+
+
+def kinds_of_nodes(atoms: Atoms, number: int, model: object) -> list[str]:
+    return [model.graph.node[index].op_type for index in atoms[number].nodes]  # type: ignore[attr-defined]
+
+
+def test_shape_arithmetic_stays_together(tmp_path: Path) -> None:
+    file = open_onnx(written(encoder(), tmp_path))
+    assert kinds_of_nodes(Atoms(file), 1, file.model) == ["Shape", "Concat", "Concat"]
+
+
+def test_quantised_values_cross_and_not_their_floats(tmp_path: Path) -> None:
+    file = open_onnx(written(quantised(), tmp_path))
+    atoms, kinds = Atoms(file), seen_kinds(quantised(), KINDS["quantised"][1](0))
+    for place in feasible_cuts(atoms, kinds):
+        assert [kinds[name].dtype for name in crossing(atoms, place)] == ["uint8"]
+        part = cut_part(file, atoms, range(place, len(atoms)), kinds)
+        assert [kinds[name].dtype for name in part.inputs] == ["uint8"]
+
+
+def test_control_flow_takes_what_its_bodies_use(tmp_path: Path) -> None:
+    file = open_onnx(written(control_flow(), tmp_path))
+    atoms = Atoms(file)
+    number = next(n for n in range(len(atoms)) if "If" in kinds_of_nodes(atoms, n, file.model))
+    assert "t0" in atoms[number].inputs
+    assert "w2" in atoms[number].weights
+
+
+def test_atoms_are_in_topological_order(tmp_path: Path) -> None:
+    for make, _inputs in KINDS.values():
+        file = open_onnx(written(make(), tmp_path))
+        known = {each.name for each in file.inputs}
+        for atom in Atoms(file):
+            assert known.issuperset(atom.inputs)
+            known.update(atom.outputs)
+
+
+def test_a_tensor_of_an_unknown_type_cannot_cross(tmp_path: Path) -> None:
+    file = open_onnx(written(branches(), tmp_path))
+    atoms = Atoms(file)
+    assert feasible_cuts(atoms, {}) == []
+    with pytest.raises(PlanError, match="cannot travel"):
+        cut_part(file, atoms, range(3, len(atoms)), {})
