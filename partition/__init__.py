@@ -7,6 +7,7 @@ standard library, and HiGHS to place whole experts.
 
 from edge.partition.cost.drafts import Guessing, draft_length, guessing
 from edge.partition.cost.estimate import Estimate, estimate, step_s
+from edge.partition.cost.graph_estimate import estimate_graph
 from edge.partition.cost.message_times import check_links
 from edge.partition.cost.terms import Term
 from edge.partition.errors import CapacityError, PartitionError, PlanError, Shortage
@@ -27,6 +28,16 @@ from edge.partition.plan.facts import (
     ModelFacts,
     Workload,
 )
+from edge.partition.plan.graph_plan import (
+    AtomFacts,
+    GraphDevice,
+    GraphEstimate,
+    GraphFacts,
+    GraphPlan,
+    GraphStage,
+    Objective,
+    StageEstimate,
+)
 from edge.partition.plan.plan import MOST_SHARDS, Plan, Stage
 from edge.partition.plan.ranges import kv_heads, split_by_shares
 from edge.partition.plan.rates import ComputeRates
@@ -40,12 +51,14 @@ from edge.partition.search.choose import (
     choose,
     describe_plan_in_words,
 )
+from edge.partition.search.graph_cut import GraphChoice, choose_graph_plan
 from edge.partition.search.left_out import LeftOut
 from edge.partition.search.whole_experts import with_whole_experts
 
 __all__ = [
     "LEAST_GAIN",
     "MOST_SHARDS",
+    "AtomFacts",
     "CapacityError",
     "Choice",
     "ClusterSpec",
@@ -53,6 +66,12 @@ __all__ = [
     "CrowdSpec",
     "DeviceSpec",
     "Estimate",
+    "GraphChoice",
+    "GraphDevice",
+    "GraphEstimate",
+    "GraphFacts",
+    "GraphPlan",
+    "GraphStage",
     "Guessing",
     "HeldLayers",
     "LayerFacts",
@@ -62,6 +81,7 @@ __all__ = [
     "MemoryUse",
     "ModelFacts",
     "Move",
+    "Objective",
     "Parallel",
     "PartitionError",
     "Plan",
@@ -73,6 +93,7 @@ __all__ = [
     "Shortage",
     "Solo",
     "Stage",
+    "StageEstimate",
     "Term",
     "UnderWay",
     "WeightTiers",
@@ -81,10 +102,12 @@ __all__ = [
     "check_fit",
     "check_links",
     "choose",
+    "choose_graph_plan",
     "describe",
     "describe_plan_in_words",
     "draft_length",
     "estimate",
+    "estimate_graph",
     "guessing",
     "join",
     "kv_heads",

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
@@ -98,7 +98,8 @@ class OnnxFile:
 
     @property
     def nodes(self) -> Sequence[NodeProto]:
-        return self.model.graph.node
+        nodes: Sequence[NodeProto] = self.model.graph.node
+        return nodes
 
     @cached_property
     def inputs(self) -> tuple[GraphValue, ...]:

@@ -89,13 +89,13 @@ def cut_part(
     graph = model.graph
     graph.name = "part"
     node_names = {}
-    numbers = itertools.count()
+    inner_numbers = itertools.count()
     for index in nodes:
         node = graph.node.add()
         node.CopyFrom(file.nodes[index])
         node.name = part_node_name(index)
         for body in subgraphs(node):
-            _rename_inside(body, numbers)
+            _rename_inside(body, inner_numbers)
         node_names[node.name] = file.nodes[index].name or f"{node.op_type} {index}"
     for name in inputs:
         graph.input.append(_value_info(file, name, kinds))

@@ -1,0 +1,314 @@
+"""The plan of a graph that takes least: which device computes which run of atoms.
+
+Exact in two spaces. A chain: runs of atoms one after the other, each device at most once, by the
+sum or the maximum of what they take (dynamic programming over places and sets of devices). A fork:
+a device computes a stem, then one of two runs that do not need each other while a second device
+computes the other, then the rest. Devices stay out where that takes less.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations
+
+from edge.partition.cost.graph_estimate import estimate_graph
+from edge.partition.plan.graph_plan import (
+    GraphEstimate,
+    GraphFacts,
+    GraphPlan,
+    GraphStage,
+    Objective,
+)
+
+MOST_DEVICES = 4
+"""Devices of one plan. The fastest are taken of more."""
+MOST_CUTS = 120
+"""Places that are compared. Of more: in each stretch of equal time, the one with fewest bytes."""
+_MOST_FORK_CUTS = 48
+LEAST_GRAPH_GAIN = 0.03
+"""Least share of time that a further device must save. Predictions are no better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphChoice:
+    """The best plan, what it takes, and the best of one device alone."""
+
+    plan: GraphPlan
+    estimate: GraphEstimate
+    alone: tuple[GraphPlan, GraphEstimate] | None
+    """None: no device has memory for the whole graph."""
+
+
+def choose_graph_plan(facts: GraphFacts, objective: Objective) -> GraphChoice | None:
+    """The plan with the least latency, or the least interval. None: the devices together have no
+    memory for the graph."""
+    alone = _best(facts, objective, _alone(facts))
+    chain = best_chain(facts, objective)
+    found = [] if chain is None else [chain]
+    best = _best(facts, objective, found)
+    if objective == "latency" and best is not None:
+        best = best_fork(facts, best)
+    if best is None:
+        return None
+    if alone is not None and best[1].score(objective) > alone[1].score(objective) * (
+        1 - LEAST_GRAPH_GAIN
+    ):
+        best = alone
+    return GraphChoice(plan=best[0], estimate=best[1], alone=alone)
+
+
+def candidate_cuts(facts: GraphFacts, most: int) -> list[int]:
+    """At most about `most` places, spread over the time of the graph."""
+    cuts = list(facts.cuts)
+    if len(cuts) <= most:
+        return cuts
+    crossing = crossing_bytes(facts)
+    mean = [
+        sum(device.seconds[number] for device in facts.devices)
+        for number in range(len(facts.atoms))
+    ]
+    total, done, allowed = sum(mean) or 1.0, 0.0, frozenset(cuts)
+    kept: dict[int, int] = {}
+    for number, seconds in enumerate(mean):
+        if number in allowed:
+            stretch = int(done / total * most)
+            known = kept.get(stretch)
+            if known is None or crossing[number] < crossing[known]:
+                kept[stretch] = number
+        done += seconds
+    return sorted(kept.values())
+
+
+def crossing_bytes(facts: GraphFacts) -> list[int]:
+    """Bytes of the tensors that cross each place."""
+    last = _last_uses(facts)
+    change = [0] * (len(facts.atoms) + 2)
+    for number, atom in enumerate(facts.atoms):
+        for name in atom.outputs:
+            if last.get(name, number) > number:
+                change[number + 1] += facts.tensor_bytes[name]
+                change[last[name] + 1] -= facts.tensor_bytes[name]
+    found, now = [], 0
+    for each in change:
+        now += each
+        found.append(now)
+    return found
+
+
+def best_chain(facts: GraphFacts, objective: Objective) -> GraphPlan | None:
+    """The chain whose sum of stage times, or whose slowest stage, is least. None: none fits."""
+    places = [0, *candidate_cuts(facts, MOST_CUTS), len(facts.atoms)]
+    devices = _fastest(facts)
+    costs = _StageCosts(facts, places)
+    best: dict[tuple[int, int], tuple[float, tuple[int, int, int] | None]] = {(0, 0): (0.0, None)}
+    for end in range(1, len(places)):
+        for begin in range(end):
+            received, sent, memory = costs.border(begin, end)
+            for place, index in enumerate(devices):
+                device = facts.devices[index]
+                if memory > device.memory_bytes:
+                    continue
+                compute_s = costs.compute(index, begin, end)
+                moved = received / device.bytes_per_s, sent / device.bytes_per_s
+                cost = (
+                    costs.total(index, begin, end)
+                    if objective == "latency"
+                    else max(compute_s, *moved)
+                )
+                for used in range(1 << len(devices)):
+                    known = best.get((begin, used))
+                    if known is None or used & 1 << place:
+                        continue
+                    value = known[0] + cost if objective == "latency" else max(known[0], cost)
+                    key = end, used | 1 << place
+                    if key not in best or value < best[key][0]:
+                        best[key] = value, (begin, used, index)
+    ends = [key for key in best if key[0] == len(places) - 1]
+    if not ends:
+        return None
+    key = min(ends, key=lambda each: (best[each][0], each[1].bit_count()))
+    stages: list[GraphStage] = []
+    while (back := best[key][1]) is not None:
+        begin, used, index = back
+        atoms = range(places[begin], places[key[0]])
+        stages.insert(0, GraphStage(device=facts.devices[index].name, atoms=atoms))
+        key = begin, used
+    return GraphPlan(stages=tuple(stages))
+
+
+def best_fork(
+    facts: GraphFacts, known: tuple[GraphPlan, GraphEstimate]
+) -> tuple[GraphPlan, GraphEstimate]:
+    """The fork with the least latency, if it is less than that of the known plan."""
+    best = known
+    for plan, least_s in forks(facts):
+        if least_s < best[1].latency_s:
+            estimate = estimate_graph(facts, plan)
+            if estimate.latency_s < best[1].latency_s:
+                best = plan, estimate
+    return best
+
+
+def forks(facts: GraphFacts) -> Iterator[tuple[GraphPlan, float]]:
+    """Plans that compute two runs of atoms at once on two devices, and seconds that each takes at
+    least."""
+    if len(facts.devices) < 2:
+        return
+    needs = _needs(facts)
+    places = [0, *candidate_cuts(facts, _MOST_FORK_CUTS), len(facts.atoms)]
+    order = _fastest(facts)
+    names = [device.name for device in facts.devices]
+    costs = _StageCosts(facts, places)
+    memory = {device.name: device.memory_bytes for device in facts.devices}
+    held = [0]
+    for atom in facts.atoms:
+        held.append(held[-1] + atom.memory_bytes)
+
+    @cache
+    def latest_needs(middle: int) -> list[int]:
+        """By the end of a run from `middle` on: the last atom before it that the run needs."""
+        found = [-1] * (middle + 1)
+        for number in range(middle, len(facts.atoms)):
+            before = (need for need in needs[number] if need < middle)
+            found.append(max((found[-1], *before)))
+        return found
+
+    for a, begin in enumerate(places[:-2]):
+        for b in range(a + 1, len(places) - 1):
+            middle = places[b]
+            latest = latest_needs(middle)
+            for e, end in enumerate(places[b + 1 :], b + 1):
+                if latest[end] >= begin:
+                    break
+                inner = (begin, middle), (middle, end)
+                for one, two in permutations(order, 2):
+                    first, second = names[one], names[two]
+                    for away in range(2):  # which of the two runs the second device has
+                        start, stop = inner[away]
+                        there = held[stop] - held[start]
+                        if there > memory[second] or held[-1] - there > memory[first]:
+                            continue
+                        runs = [
+                            (second if which == away else first, *inner[which]) for which in (0, 1)
+                        ]
+                        rest_s = costs.total(one, e, len(places) - 1)
+                        own_s = costs.total(one, 0, a) + costs.total(one, *(((b, e), (a, b))[away]))
+                        away_s = costs.total(two, *(((a, b), (b, e))[away]))
+                        yield (
+                            _plan([(first, 0, begin), *runs, (first, end, len(facts.atoms))]),
+                            max(own_s + rest_s, away_s),
+                        )
+
+
+def _plan(runs: Sequence[tuple[str, int, int]]) -> GraphPlan:
+    return GraphPlan(
+        stages=tuple(
+            GraphStage(device=device, atoms=range(start, stop))
+            for device, start, stop in runs
+            if stop > start
+        )
+    )
+
+
+def _alone(facts: GraphFacts) -> list[GraphPlan]:
+    needed = sum(atom.memory_bytes for atom in facts.atoms)
+    return [
+        _plan([(device.name, 0, len(facts.atoms))])
+        for device in facts.devices
+        if needed <= device.memory_bytes
+    ]
+
+
+def _best(
+    facts: GraphFacts, objective: Objective, plans: Sequence[GraphPlan]
+) -> tuple[GraphPlan, GraphEstimate] | None:
+    best: tuple[GraphPlan, GraphEstimate] | None = None
+    for plan in plans:
+        estimate = estimate_graph(facts, plan)
+        score = estimate.score(objective), len(plan.stages)
+        if best is None or score < (best[1].score(objective), len(best[0].stages)):
+            best = plan, estimate
+    return best
+
+
+def _fastest(facts: GraphFacts) -> list[int]:
+    order = sorted(range(len(facts.devices)), key=lambda index: sum(facts.devices[index].seconds))
+    return order[:MOST_DEVICES]
+
+
+def _last_uses(facts: GraphFacts) -> dict[str, int]:
+    """The last atom that uses each tensor; results are used behind all."""
+    last: dict[str, int] = {}
+    for number, atom in enumerate(facts.atoms):
+        last.update(dict.fromkeys(atom.inputs, number))
+    return last | dict.fromkeys(facts.results, len(facts.atoms))
+
+
+def _needs(facts: GraphFacts) -> list[list[int]]:
+    """The atoms whose tensors each atom uses."""
+    makers = {name: number for number, atom in enumerate(facts.atoms) for name in atom.outputs}
+    return [[makers[name] for name in atom.inputs if name in makers] for atom in facts.atoms]
+
+
+class _StageCosts:
+    """Sums over runs of atoms between places, from running totals."""
+
+    def __init__(self, facts: GraphFacts, places: Sequence[int]) -> None:
+        self._facts = facts
+        self._places = places
+        self._seconds = []
+        for device in facts.devices:
+            total = [0.0]
+            for each in device.seconds:
+                total.append(total[-1] + each)
+            self._seconds.append(total)
+        self._memory = [0]
+        for atom in facts.atoms:
+            self._memory.append(self._memory[-1] + atom.memory_bytes)
+        self._borders = self._all_borders()
+
+    def compute(self, device: int, begin: int, end: int) -> float:
+        totals = self._seconds[device]
+        return totals[self._places[end]] - totals[self._places[begin]]
+
+    def total(self, device: int, begin: int, end: int) -> float:
+        """Seconds of a stage alone; of an empty one, none."""
+        if begin == end:
+            return 0.0
+        received, sent, _memory = self.border(begin, end)
+        facts = self._facts.devices[device]
+        moved_s = (received + sent) / facts.bytes_per_s
+        return facts.latency_s + self.compute(device, begin, end) + moved_s
+
+    def border(self, begin: int, end: int) -> tuple[int, int, int]:
+        """Bytes received, bytes sent, bytes of memory."""
+        memory = self._memory[self._places[end]] - self._memory[self._places[begin]]
+        return *self._borders[begin, end], memory
+
+    def _all_borders(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """For each begin, grow the run by one place after the other."""
+        facts, found = self._facts, {}
+        last = _last_uses(facts)
+        makers = {n: number for number, atom in enumerate(facts.atoms) for n in atom.outputs}
+        ending: dict[int, list[str]] = {}
+        for name, number in last.items():
+            ending.setdefault(number, []).append(name)
+        for begin, start in enumerate(self._places[:-1]):
+            received, sent, seen = 0, 0, set[str]()
+            place = begin + 1
+            for number in range(start, len(facts.atoms)):
+                atom = facts.atoms[number]
+                for name in atom.inputs:
+                    if name not in seen and makers.get(name, -1) < start:
+                        seen.add(name)
+                        received += facts.tensor_bytes[name]
+                for name in atom.outputs:
+                    if name in last:
+                        sent += facts.tensor_bytes[name]
+                for name in ending.get(number, ()):  # nobody behind this atom needs them
+                    if makers.get(name, -1) >= start:
+                        sent -= facts.tensor_bytes[name]
+                if number + 1 == self._places[place]:
+                    found[begin, place] = received, sent
+                    place += 1
+        return found
