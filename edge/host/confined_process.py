@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edge.system.confinement import LENGTH_BYTES, TimeLimit
@@ -20,6 +21,8 @@ from edge.system.processes import own_session
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 _KIND_BYTES = 100
 """Bytes of a reply beside its content."""
+
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,26 +40,34 @@ class Limits:
 class ConfinedProcess:
     """The process of a program: thread-safe, one request at a time, started on demand."""
 
-    def __init__(self, program: Path, limits: Limits) -> None:
-        """program: a file two folders below the folder that has Edge's package."""
+    def __init__(self, program: Path, limits: Limits, arguments: Sequence[str] = ()) -> None:
+        """program: a file two folders below the folder that has Edge's package. arguments: further
+        ones of its own."""
         self._program = program
+        self._arguments = tuple(arguments)
         self._limits = limits
         self._mutex = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
         self._stop: weakref.finalize[..., object] | None = None
 
-    def ask(self, *request: bytes) -> tuple[str, bytes]:
+    @property
+    def is_running(self) -> bool:
+        """Whether what earlier requests left in the process is still there."""
+        return self._running is not None
+
+    def ask(self, *request: Buffer, wall_s: float | None = None) -> tuple[str, bytes]:
         """The kind of the reply and its content; "exhausted": a limit ended the process.
 
-        request: its parts, which are sent one behind the other.
+        request: its parts, which are sent one behind the other. wall_s: another limit of time.
         """
+        limits = self._limits if wall_s is None else replace(self._limits, wall_s=wall_s)
         with self._mutex:
             if self._running is None:
                 self._start()
             process = self._running
             assert process is not None, "just started"
             try:
-                reply = _exchange(process, request, self._limits)
+                reply = _exchange(process, request, limits)
                 end = reply.index(b"\n", 0, _KIND_BYTES)
                 return reply[:end].decode(), reply[end + 1 :]
             except (OSError, EOFError, ValueError) as error:
@@ -70,6 +81,12 @@ class ConfinedProcess:
         """End the process; the next request starts a new one."""
         with self._mutex:
             self._end()
+
+    def kill(self) -> None:
+        """End the process now. A request under way gets "exhausted"."""
+        process = self._running
+        if process is not None:
+            process.kill()
 
     def _end(self) -> None:
         if self._stop is not None:
@@ -85,7 +102,10 @@ class ConfinedProcess:
         limits = self._limits
         numbers = map(str, (limits.cpu_s, limits.memory_bytes, limits.reply_bytes))
         self._running = subprocess.Popen(
-            [sys.executable, "-P", str(self._program), *numbers, str(self._program.parents[2])],
+            [
+                *(sys.executable, "-P", str(self._program), *numbers),
+                *(str(self._program.parents[2]), *self._arguments),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -103,7 +123,7 @@ class ConfinedProcess:
 
 
 def _exchange(
-    process: subprocess.Popen[bytes], request: tuple[bytes, ...], limits: Limits
+    process: subprocess.Popen[bytes], request: tuple[Buffer, ...], limits: Limits
 ) -> bytes:
     """Send a request and read the reply. Raises EOFError or OSError if the process has ended,
     ValueError for an invalid reply."""

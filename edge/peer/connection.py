@@ -27,6 +27,7 @@ from edge.errors import (
 )
 from edge.peer.coordinator_sessions import CoordinatorSessions
 from edge.peer.frame_memory import FrameBytes, FrameMemory
+from edge.peer.graph_parts import CoordinatorParts
 from edge.peer.outgoing_frames import OutgoingFrames
 from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
@@ -37,6 +38,7 @@ from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.frame_codec import ANSWER, SMALL, Body, Call, Post, from_frame, to_frame
+from edge.protocol.graph_frames import FeedPart, ProfilePart
 from edge.protocol.heartbeat import (
     ALIVE,
     COORDINATOR_SILENT_AFTER_S,
@@ -61,7 +63,10 @@ LARGE_BYTES = 256 << 10
 """Frames that may be larger are decoded in a thread, off the event loop."""
 
 LARGE_ANSWERS = frozenset(
-    (Keep.kind, messages.Offer.kind, messages.Observed.kind, messages.TakeRows.kind)
+    (
+        *(Keep.kind, messages.Offer.kind, messages.Observed.kind, messages.TakeRows.kind),
+        ProfilePart.kind,
+    )
 )
 """Calls whose answers are as large as their question."""
 
@@ -128,6 +133,7 @@ class Connection:
             copy_quota=self._copy_quota,
         )
         self._towers = CoordinatorTowers(resources, self._user, self._owner, self._weights)
+        self._parts = CoordinatorParts(resources, self._user, self._owner, self._weights)
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
             messages.Describe: self._describe,
             messages.SetMemory: self._set_memory,
@@ -137,6 +143,7 @@ class Connection:
             **self._weights.calls,
             **self._sessions.calls,
             **self._towers.calls,
+            **self._parts.calls,
         }
         self._posts = self._sessions.posts
 
@@ -200,6 +207,7 @@ class Connection:
             stack.callback(self._incoming.give_back_all)  # runs last, when no session is left
             stack.push_async_callback(self._weights.aclose)
             stack.push_async_callback(self._towers.aclose)
+            stack.push_async_callback(self._parts.aclose)
             stack.push_async_callback(self._sessions.aclose)
         # Break the reference cycle: handlers are bound methods of this object. Otherwise its
         # buffers stay until the garbage collector runs, which is late in an idle daemon.
@@ -278,6 +286,8 @@ class Connection:
             return SMALL
         assignments = self._sessions.assignments
         if kind in OF_SESSIONS and not assignments:
+            return SMALL
+        if kind == FeedPart.kind and not self._parts.are_open:
             return SMALL
         if kind in {messages.MatchPrefix.kind, messages.Finish.kind}:
             contexts = [each.limits.context_tokens for each in assignments]

@@ -19,8 +19,19 @@ def read_time_zone() -> None:
         time.tzset()
 
 
-def confine(memory_bytes: int) -> None:
+def held_bytes() -> int:
+    """Bytes of addresses that this process has now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - no further import
+            return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, AttributeError):
+        return 0
+
+
+def confine(memory_bytes: int, file_bytes: int = 0) -> None:
     """Forbid this process to write files and start processes, and limit its memory.
+
+    file_bytes: the size of a file that it may write.
 
     macOS does not keep a process to a limit of its memory, and Windows has no such limits that a
     process sets itself: there the limits of time and of output remain.
@@ -34,7 +45,7 @@ def confine(memory_bytes: int) -> None:
     for limit, wanted in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(limit)[1]
@@ -79,10 +90,13 @@ class TimeLimit:
             return exit_code == cls.EXIT_CODE
 
 
-def serve(answer: Callable[[bytes], bytes]) -> None:
+def serve(answer: Callable[[bytes], bytes], *, beside_bytes: int = 0, file_bytes: int = 0) -> None:
     """Answer each request on standard input on standard output, both after their length, under the
-    limits in the arguments of this process: seconds for a request, and bytes of memory."""
-    confine(int(sys.argv[2]))
+    limits in the arguments of this process: seconds for a request, and bytes of memory.
+
+    beside_bytes: addresses that do not count. file_bytes: see `confine`.
+    """
+    confine(int(sys.argv[2]) + beside_bytes, file_bytes)
     limit = TimeLimit(float(sys.argv[1]))
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
     while head := requests.read(LENGTH_BYTES):
