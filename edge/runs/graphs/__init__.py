@@ -1,0 +1,1 @@
+"""How does a graph of any kind run on its peers: measured, cut, run, and cut again after a loss."""

@@ -1,0 +1,501 @@
+"""A graph while it runs on its peers: planned, opened, fed, and planned again after a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.concurrency.blocking import run_blocking, uninterrupted
+from edge.errors import CapacityError, EdgeError, NetworkError, PeerError, PlanError, RequestError
+from edge.graphs.atoms import Atoms
+from edge.graphs.onnx_file import GraphValue, OnnxFile
+from edge.graphs.parts import TensorKind, cut_part, feasible_cuts
+from edge.graphs.tensors import dtype_name
+from edge.host.free_memory import format_size
+from edge.partition import (
+    AtomFacts,
+    GraphDevice,
+    GraphEstimate,
+    GraphFacts,
+    GraphPlan,
+    GraphStage,
+    Objective,
+    choose_graph_plan,
+    estimate_graph,
+)
+from edge.partition import PlanError as PartitionPlanError
+from edge.progress import OnProgress, Progress
+from edge.protocol.peer_info import PeerInfo, gather_all
+from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, Agreement, compare
+from edge.runs.graphs.measuring import (
+    PACKED,
+    TENSORS_AT_ONCE,
+    MeasuredGraph,
+    Way,
+    measure_graph,
+    measure_ways,
+    room_bytes,
+)
+from edge.runs.graphs.remote_part import RUNS_AT_ONCE, Arrays, DeviceGoneError, RemotePart
+
+LEAST_BUFFER_BYTES = 48 << 20
+"""Memory for tensors of the smallest part: ONNX Runtime takes its memory in steps."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphOptions:
+    """How a graph is loaded; see `AsyncCluster.load_graph`."""
+
+    plan: GraphPlan | None = None
+    objective: Objective = "latency"
+    run_limit_s: float = 60.0
+
+
+@dataclass(slots=True)
+class _Opened:
+    """The parts of one plan on their peers."""
+
+    plan: GraphPlan
+    estimate: GraphEstimate
+    parts: list[RemotePart] = field(default_factory=list)
+
+    async def compute(self, arrays: Arrays, results: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """Each stage as soon as its tensors are there."""
+        known: dict[str, NDArray[Any]] = dict(arrays)
+        makers = {name: n for n, each in enumerate(self.parts) for name in each.part.outputs}
+        ended = [asyncio.Event() for _ in self.parts]
+
+        async def one(number: int, remote: RemotePart) -> None:
+            for name in remote.part.inputs:
+                if name not in known:
+                    await ended[makers[name]].wait()
+            known.update(await remote.run(known))
+            ended[number].set()
+
+        await gather_all(one(*each) for each in enumerate(self.parts))
+        return {name: known[name] for name in results}
+
+    async def aclose(self) -> None:
+        await gather_all(each.aclose() for each in self.parts)
+
+
+class CutGraph:
+    """One loaded graph; for one event loop. Made by `load_cut_graph`. Close with `aclose`."""
+
+    def __init__(
+        self,
+        file: OnnxFile,
+        atoms: Atoms,
+        options: GraphOptions,
+        peers: Sequence[PeerInfo],
+        on_progress: OnProgress,
+    ) -> None:
+        self.file, self.atoms, self.options = file, atoms, options
+        self.agreement: Agreement | None = None
+        """How the cut graph compared with the uncut one; None: it was not compared."""
+        self.refused: tuple[str, ...] = ()
+        """A sentence for each device that was refused because its results differ."""
+        self.alone: tuple[GraphPlan, GraphEstimate] | None = None
+        """The best plan of a single device, if the graph fits on one."""
+        self.losses = 0
+        """Devices that were lost so far."""
+        self._results = [each.name for each in file.outputs]
+        self._peers = {peer.id: peer for peer in peers}
+        self._on_progress = on_progress
+        self._ways: dict[str, Way] = {}
+        self._measured: dict[str, MeasuredGraph] = {}
+        """By the id of the peer; peers that are set up alike have the same."""
+        self._first: MeasuredGraph | None = None
+        self._trusted: PeerInfo | None = None
+        """The peer that computed the uncut graph."""
+        self._facts: GraphFacts | None = None
+        self._opened: _Opened | None = None
+        self._replanning = asyncio.Lock()
+        self._failure: EdgeError | None = None
+        self._is_closed = False
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Names of the devices by their ids, those that were lost left out."""
+        return {id: peer.name for id, peer in self._peers.items()}
+
+    @property
+    def facts(self) -> GraphFacts:
+        """What the plan follows from; devices by their names."""
+        assert self._facts is not None, "measured"
+        return self._facts
+
+    @property
+    def plan(self) -> GraphPlan:
+        """The present plan; devices by their names."""
+        assert self._opened is not None, "loaded"
+        return self._opened.plan
+
+    @property
+    def estimate(self) -> GraphEstimate:
+        assert self._opened is not None, "loaded"
+        return self._opened.estimate
+
+    @property
+    def window(self) -> int:
+        """Inputs that are worth having under way at once."""
+        devices = 1 if self._opened is None else len(self._opened.plan.devices)
+        return RUNS_AT_ONCE * devices
+
+    async def measure(self, sample: Arrays) -> None:
+        """Measure the graph on every peer. Peers of one machine with one setup share times."""
+        arrays = checked(self.file.inputs, sample)
+        shared: dict[tuple[str | None, str], MeasuredGraph] = {}
+        for peer in sorted(self._peers.values(), key=room_bytes, reverse=True):
+            setup = peer.host, str(peer.identity)
+            if setup not in shared:
+                try:
+                    shared[setup] = await measure_graph(
+                        self.file,
+                        self.atoms,
+                        peer,
+                        arrays,
+                        known=self._first,
+                        run_limit_s=self.options.run_limit_s,
+                        on_progress=self._on_progress,
+                    )
+                except DeviceGoneError:
+                    self._lose(peer.id)
+                    continue
+                except CapacityError as error:
+                    _log.warning("%s is left out: %s", peer.name, error)
+                    self._lose(peer.id)
+                    continue
+                if self._first is None:
+                    self._first, self._trusted = shared[setup], peer
+            self._measured[peer.id] = shared[setup]
+        if self._first is None:
+            raise CapacityError("no device has room to run this graph once")
+        ids = list(self._measured)
+        ways = await measure_ways([self._peers[id] for id in ids], self._on_progress)
+        self._ways = dict(zip(ids, ways, strict=True))
+
+    def choose(self) -> tuple[GraphPlan, GraphEstimate]:
+        """The plan for the devices that are left. Raises CapacityError or PlanError."""
+        self._facts = facts = self._all_facts()
+        choice = choose_graph_plan(facts, self.options.objective)
+        self.alone = None if choice is None else choice.alone
+        given = self.options.plan
+        if given is not None and set(given.devices) <= {each.name for each in facts.devices}:
+            try:
+                given.check(facts)
+            except PartitionPlanError as error:
+                raise PlanError(str(error), error.problems) from error
+            return given, estimate_graph(facts, given)
+        if given is not None and not self.losses:
+            missing = sorted(set(given.devices) - {each.name for each in facts.devices})
+            raise PlanError(f"the plan names {', '.join(missing)}, which the cluster does not have")
+        if choice is None:
+            needed = sum(atom.memory_bytes for atom in facts.atoms)
+            had = ", ".join(f"{e.name} {format_size(e.memory_bytes)}" for e in facts.devices)
+            raise CapacityError(
+                f"the graph needs {format_size(needed)} with its tensors, and these have room: "
+                f"{had or 'none'}",
+                remedy="give the peers more --memory, or use more peers",
+            )
+        return choice.plan, choice.estimate
+
+    def only_plan(self) -> None:
+        """Have a plan without opening it."""
+        self._opened = _Opened(*self.choose())
+
+    async def begin(self) -> None:
+        """Open the parts of the best plan; after a loss or a refusal, of another one."""
+        while True:
+            plan, estimate = self.choose()
+            try:
+                self._opened = await self._open(plan, estimate)
+                return
+            except DeviceGoneError as error:
+                self._lose(error.device)
+
+    async def check(self, sample: Arrays) -> None:
+        """Compare the cut graph with the uncut one; refuse a device whose results differ.
+
+        Raises PeerError if no other device is left, and PlanError if no single device is to blame.
+        """
+        assert self._first is not None, "measured"
+        if self.atoms.is_random:
+            return
+        while True:
+            found = await self.run(sample)
+            tolerance = self._tolerance
+            self.agreement = compare(found, self._first.results, tolerance=tolerance)
+            if self.agreement.problem is None:
+                return
+            blamed = await self._find_wrong(sample, tolerance)
+            if blamed is None:
+                raise PlanError(
+                    f"cut by this plan, the graph gives other results: {self.agreement.problem}",
+                    remedy="load it with a plan of one device",
+                )
+            peer, problem = blamed
+            error = PeerError(peer.name, f"computes other results than {self._trusted_name}")
+            self.refused += (f"{error}: {problem}",)
+            _log.warning("%s", self.refused[-1])
+            self._measured.pop(peer.id)
+            if not self._measured or self.options.plan is not None:
+                raise error
+            await self._end()
+            await self.begin()
+
+    async def run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """The outputs for these inputs. If a device is lost, they are computed again.
+
+        Raises RequestError for inputs of another form, and for those that a node cannot compute.
+        """
+        inputs = checked(self.file.inputs, arrays)
+        while True:
+            opened = await self._current()
+            try:
+                return await opened.compute(inputs, self._results)
+            except DeviceGoneError as error:
+                if self._is_closed:
+                    raise RequestError("the graph is closed") from error
+                await uninterrupted(self._lost(opened, error))
+
+    async def aclose(self) -> None:
+        """Free everything on the peers. May be called again. Inputs under way end with an error."""
+        self._is_closed = True
+        async with self._replanning:
+            await self._end()
+
+    async def _current(self) -> _Opened:
+        if self._is_closed:
+            raise RequestError("the graph is closed; load it again")
+        if self._opened is None:
+            async with self._replanning:
+                pass
+        if self._failure is not None:
+            raise self._failure
+        if self._opened is None:
+            raise RequestError("the graph is closed; load it again")
+        return self._opened
+
+    async def _lost(self, opened: _Opened, error: DeviceGoneError) -> None:
+        """Plan again without the lost device, unless another input has seen to it already."""
+        async with self._replanning:
+            if self._opened is not opened or self._is_closed:
+                return
+            _log.warning("a graph is planned again: %s", error)
+            self._lose(error.device)
+            await self._end()
+            try:
+                if not self._measured:
+                    raise NetworkError(f"no device is left that could run the graph: {error}")
+                await self.begin()
+            except EdgeError as failure:
+                self._failure = failure
+
+    def _lose(self, device: str) -> None:
+        if self._peers.pop(device, None) is not None:
+            self.losses += 1
+        self._measured.pop(device, None)
+
+    async def _end(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await opened.aclose()
+
+    async def _open(self, plan: GraphPlan, estimate: GraphEstimate) -> _Opened:
+        opened = _Opened(plan, estimate)
+        try:
+            for number, stage in enumerate(plan.stages):
+                self._on_progress(
+                    Progress(phase="load", peer=stage.device, done=number, total=len(plan.stages))
+                )
+                opened.parts.append(await self._open_stage(stage, self._peer_named(stage.device)))
+        except BaseException:
+            await uninterrupted(opened.aclose())
+            raise
+        return opened
+
+    async def _open_stage(self, stage: GraphStage, peer: PeerInfo) -> RemotePart:
+        kinds = self._kinds
+        part = await run_blocking(lambda: cut_part(self.file, self.atoms, stage.atoms, kinds))
+        held = sum(self._tensor_bytes(number) for number in stage.atoms)
+        came = sum(kinds[name].nbytes for name in part.inputs if name in kinds)
+        return await RemotePart.open(
+            part,
+            peer,
+            model=self.file.path.name,
+            buffer_bytes=max(LEAST_BUFFER_BYTES, held + (RUNS_AT_ONCE + 1) * came),
+            run_limit_s=self.options.run_limit_s,
+            on_progress=self._on_progress,
+        )
+
+    async def _find_wrong(self, sample: Arrays, tolerance: float) -> tuple[PeerInfo, str] | None:
+        """The first device of the plan whose part the trusted device computes otherwise."""
+        opened, trusted = self._opened, self._trusted
+        assert opened is not None
+        assert trusted is not None
+        known = dict(checked(self.file.inputs, sample))
+        for stage, remote in zip(opened.plan.stages, opened.parts, strict=True):
+            found = await remote.run(known)
+            if remote.peer.id != trusted.id and trusted.id in self._measured:
+                other = await self._open_stage(stage, trusted)
+                try:
+                    expected = await other.run(known)
+                finally:
+                    await other.aclose()
+                agreement = compare(found, expected, tolerance=tolerance)
+                if agreement.problem is not None:
+                    return remote.peer, agreement.problem
+            known |= found
+        return None
+
+    @property
+    def _trusted_name(self) -> str:
+        return "the device that was measured" if self._trusted is None else self._trusted.name
+
+    @property
+    def _kinds(self) -> Mapping[str, TensorKind]:
+        assert self._first is not None, "measured"
+        return self._first.kinds
+
+    @property
+    def _tolerance(self) -> float:
+        halves = any(kind.dtype == "float16" for kind in self._kinds.values())
+        return HALF_TOLERANCE if halves else TOLERANCE
+
+    def _peer_named(self, name: str) -> PeerInfo:
+        return next(peer for peer in self._peers.values() if peer.name == name)
+
+    def _tensor_bytes(self, number: int) -> int:
+        assert self._first is not None, "measured"
+        own = sum(self._first.node_bytes[index] for index in self.atoms[number].nodes)
+        return TENSORS_AT_ONCE * own
+
+    def _all_facts(self) -> GraphFacts:
+        kinds = self._kinds
+        names = {name for atom in self.atoms for name in (*atom.inputs, *atom.outputs)}
+        came = sum(kinds[each.name].nbytes for each in self.file.inputs if each.name in kinds)
+        apart = LEAST_BUFFER_BYTES + (RUNS_AT_ONCE + 1) * came
+        return GraphFacts(
+            atoms=tuple(
+                AtomFacts(
+                    inputs=atom.inputs,
+                    outputs=atom.outputs,
+                    memory_bytes=PACKED * atom.weight_bytes + self._tensor_bytes(number),
+                )
+                for number, atom in enumerate(self.atoms)
+            ),
+            tensor_bytes={name: kinds[name].nbytes if name in kinds else 0 for name in names},
+            results=frozenset(self._results) & names,
+            cuts=tuple(feasible_cuts(self.atoms, kinds)),
+            devices=tuple(
+                GraphDevice(
+                    name=self._peers[id].name,
+                    seconds=measured.seconds,
+                    memory_bytes=max(0, room_bytes(self._peers[id]) - apart),
+                    latency_s=self._ways[id].latency_s,
+                    overhead_s=self._ways[id].overhead_s,
+                    bytes_per_s=self._ways[id].bytes_per_s,
+                )
+                for id, measured in self._measured.items()
+            ),
+        )
+
+
+async def load_cut_graph(
+    file: OnnxFile,
+    peers: Sequence[PeerInfo],
+    sample: Arrays,
+    options: GraphOptions,
+    on_progress: OnProgress,
+    *,
+    plan_only: bool = False,
+) -> CutGraph:
+    """Measure a graph, plan it, open it and compare it with the uncut one.
+
+    plan_only: nothing is opened behind the measurement. Raises the errors of `CutGraph`; nothing is
+    left on the peers then.
+    """
+    atoms = await run_blocking(lambda: Atoms(file))
+    graph = CutGraph(file, atoms, options, peers, on_progress)
+    try:
+        await graph.measure(sample)
+        if plan_only:
+            graph.only_plan()
+        else:
+            await graph.begin()
+            await graph.check(sample)
+    except BaseException:
+        await uninterrupted(graph.aclose())
+        raise
+    return graph
+
+
+def checked(values: Sequence[GraphValue], arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The arrays as inputs of the graph. Raises RequestError, which says what is wanted."""
+    wanted = {value.name: value for value in values}
+    for name in arrays:
+        if name not in wanted:
+            raise RequestError(
+                f"{name!r:.80} is no input of the graph, which has "
+                f"{', '.join(map(repr, wanted)) or 'none'}"
+            )
+    sizes: dict[str, int] = {}
+    found = {}
+    for name, value in wanted.items():
+        if name not in arrays:
+            raise RequestError(f"the input {name!r} is missing; it is {value}")
+        array = np.asarray(arrays[name])
+        found[name] = array
+        try:
+            dtype = dtype_name(array)
+        except ValueError:
+            dtype = str(array.dtype)
+        if dtype != value.dtype or not _fits(array.shape, value, sizes):
+            raise RequestError(
+                f"the input {name!r} must be {value}, not {dtype} {list(array.shape)}"
+            )
+    return found
+
+
+def _fits(shape: tuple[int, ...], value: GraphValue, sizes: dict[str, int]) -> bool:
+    """Whether a shape is one of the value. sizes: of named dimensions so far."""
+    if value.shape is None:
+        return True
+    if len(shape) != len(value.shape):
+        return False
+    for size, wanted in zip(shape, value.shape, strict=True):
+        if isinstance(wanted, int) and wanted != size:
+            return False
+        if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
+            return False
+    return True
+
+
+def made_up_sample(values: Sequence[GraphValue]) -> dict[str, NDArray[Any]]:
+    """Inputs for a measurement where the user gives none: free dimensions are 1, floats are random,
+    all else is 0."""
+    random = np.random.default_rng(0)
+    found: dict[str, NDArray[Any]] = {}
+    for value in values:
+        shape = tuple(size if isinstance(size, int) else 1 for size in value.shape or ())
+        if math.prod(shape) > 1 << 30:
+            raise RequestError(
+                f"the input {value.name!r} is too large to be made up; give a sample"
+            )
+        if value.dtype == "string":
+            found[value.name] = np.full(shape, "", object)
+        elif value.dtype.startswith("float"):
+            found[value.name] = random.standard_normal(shape, np.float32).astype(value.dtype)
+        else:
+            found[value.name] = np.zeros(shape, value.dtype)
+    return found

@@ -1,0 +1,298 @@
+"""Measures a graph on its peers: the time of each atom, the kinds of tensors, the ways between.
+
+A peer that has no room for the whole graph computes it in sections, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.concurrency.blocking import run_blocking
+from edge.errors import CapacityError, PeerError
+from edge.graphs.atoms import Atoms
+from edge.graphs.onnx_file import OnnxFile
+from edge.graphs.parts import INSIDE, GraphPart, TensorKind, cut_part, echo_part
+from edge.host.free_memory import format_size
+from edge.progress import OnProgress, Progress
+from edge.protocol.peer_info import PeerInfo, gather_all
+from edge.runs.graphs.remote_part import Arrays, RemotePart
+
+PROCESS_BYTES = 128 << 20
+"""Memory that a part takes beside weights and tensors: its process, and room for small things."""
+PACKED = 2
+"""Times the bytes of weights that a peer counts, because they are packed beside the originals."""
+TENSORS_AT_ONCE = 3
+"""Times the bytes of all tensors between nodes of a part that are reserved: ONNX Runtime reuses
+memory, and rounds it up."""
+
+MOST_SAMPLE_BUFFER_BYTES = 4 << 30
+
+_RUNS, _MOST_RUN_S = 6, 3.0
+"""Runs of the sample that are timed; fewer if they take so many seconds."""
+_ECHOES = 9
+_TOGETHER = 30
+_ECHO_BYTES = 1 << 20
+
+_NODE = re.compile(r"edge(\d+)node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What it takes to ask a peer, and to move tensors to it and back."""
+
+    latency_s: float
+    overhead_s: float
+    """Between two runs, with as many under way as a part has."""
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGraph:
+    """What was seen of a graph on one peer."""
+
+    seconds: tuple[float, ...]
+    """Of each atom."""
+    kinds: Mapping[str, TensorKind]
+    """Of all tensors between nodes, and of inputs and outputs."""
+    node_bytes: tuple[int, ...]
+    """Bytes of the tensors that each node of the file gives."""
+    results: Arrays
+    """Outputs of the uncut graph for the sample."""
+
+
+def room_bytes(peer: PeerInfo) -> int:
+    """Memory of a peer for weights and tensors of one part."""
+    return max(0, min(peer.free_now_bytes, peer.model_free_bytes) - PROCESS_BYTES)
+
+
+async def measure_way(peer: PeerInfo, on_progress: OnProgress) -> Way:
+    """Have a part that changes nothing run on the peer, with little and with much."""
+    part = echo_part()
+    remote = await RemotePart.open(
+        part,
+        peer,
+        model="measurement",
+        buffer_bytes=64 << 20,
+        run_limit_s=60.0,
+        on_progress=on_progress,
+    )
+    try:
+        small = await _median_s(remote, 1, _ECHOES)
+        large = await _median_s(remote, _ECHO_BYTES, _ECHOES // 2)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        tiny = {"x": np.zeros(1, np.uint8)}
+        await gather_all(remote.run(tiny) for _ in range(_TOGETHER))
+        overhead_s = (loop.time() - began_s) / _TOGETHER
+    finally:
+        await remote.aclose()
+    return Way(
+        latency_s=small,
+        overhead_s=overhead_s,
+        bytes_per_s=2 * _ECHO_BYTES / max(large - small, 1e-5),
+    )
+
+
+async def _median_s(remote: RemotePart, nbytes: int, count: int) -> float:
+    inputs = {"x": np.zeros(nbytes, np.uint8)}
+    await remote.run(inputs)
+    loop, times = asyncio.get_running_loop(), []
+    for _ in range(count):
+        began_s = loop.time()
+        await remote.run(inputs)
+        times.append(loop.time() - began_s)
+    return statistics.median(times)
+
+
+async def measure_graph(
+    file: OnnxFile,
+    atoms: Atoms,
+    peer: PeerInfo,
+    sample: Arrays,
+    *,
+    known: MeasuredGraph | None,
+    run_limit_s: float,
+    on_progress: OnProgress,
+) -> MeasuredGraph:
+    """Run the sample on the peer, timed node by node.
+
+    known: what another peer has shown; then only times are new. Raises CapacityError if one atom
+    alone has no room, and the errors of `RemotePart`.
+    """
+    kinds = dict(
+        known.kinds if known else {name: _kind_of(array) for name, array in sample.items()}
+    )
+    seconds = [0.0] * len(atoms)
+    node_bytes = list(known.node_bytes) if known else [0] * len(file.nodes)
+    tensors: dict[str, NDArray[Any]] = dict(sample)
+    sections = _sections(atoms, peer)
+    for number, section in enumerate(sections):
+        on_progress(Progress(phase="measure", peer=peer.name, done=number, total=len(sections)))
+        part = await run_blocking(partial(cut_part, file, atoms, section, kinds))
+        buffer_bytes = min(
+            MOST_SAMPLE_BUFFER_BYTES, room_bytes(peer) - PACKED * part.manifest.total_bytes
+        )
+
+        timing = _Timing(file, part, peer, buffer_bytes, run_limit_s, on_progress)
+        if known is None:
+            seen, types = await timing.run(tensors, plain=True, runs=1)
+            _see_kinds(file, seen, types, kinds, node_bytes, peer)
+            kinds |= {name: _kind_of(tensors[name]) for name in part.outputs}
+        timed, _types = await timing.run(tensors, plain=False, runs=1 + _RUNS)
+        _add_times(atoms, section, timed, seconds, peer)
+    results = {each.name: tensors[each.name] for each in file.outputs}
+    return MeasuredGraph(
+        seconds=tuple(seconds), kinds=kinds, node_bytes=tuple(node_bytes), results=results
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """Runs of one section on one peer."""
+
+    file: OnnxFile
+    part: GraphPart
+    peer: PeerInfo
+    buffer_bytes: int
+    run_limit_s: float
+    on_progress: OnProgress
+
+    async def run(
+        self, tensors: dict[str, NDArray[Any]], *, plain: bool, runs: int
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Add the outputs to `tensors`; see `RemotePart.profile`."""
+        remote = await RemotePart.open(
+            self.part,
+            self.peer,
+            model=self.file.path.name,
+            buffer_bytes=self.buffer_bytes,
+            run_limit_s=self.run_limit_s,
+            on_progress=self.on_progress,
+            profile=True,
+            plain=plain,
+        )
+        loop = asyncio.get_running_loop()
+        try:
+            began_s = loop.time()
+            for number in range(runs):
+                tensors.update(await remote.run(tensors))
+                if number and loop.time() - began_s > _MOST_RUN_S:
+                    break
+            return await remote.profile()
+        finally:
+            await remote.aclose()
+
+
+async def measure_ways(peers: Sequence[PeerInfo], on_progress: OnProgress) -> list[Way]:
+    """The way to each peer, all at once."""
+    return await gather_all(measure_way(peer, on_progress) for peer in peers)
+
+
+def _sections(atoms: Atoms, peer: PeerInfo) -> list[range]:
+    """Runs of atoms whose weights take at most two thirds of a peer's room."""
+    most = room_bytes(peer) * 2 // 3
+    sections, start, held = [], 0, 0
+    for number, atom in enumerate(atoms):
+        needed = PACKED * atom.weight_bytes
+        if needed > most:
+            raise CapacityError(
+                f"{peer.name} has {format_size(room_bytes(peer))} for a graph, and one node with "
+                f"its weights needs {format_size(needed)}",
+                remedy="give the peer more --memory",
+            )
+        if held + needed > most:
+            sections.append(range(start, number))
+            start, held = number, 0
+        held += needed
+    return [*sections, range(start, len(atoms))]
+
+
+def _kind_of(array: NDArray[Any]) -> TensorKind:
+    dtype = "string" if array.dtype.kind in "OUS" else array.dtype.name
+    nbytes = sum(4 + len(str(each)) for each in array.flat) if dtype == "string" else array.nbytes
+    return TensorKind(dtype=dtype, shape=array.shape, nbytes=nbytes)
+
+
+_ITEM_BYTES = {"bool": 1, "float16": 2, "float32": 4, "float64": 8, "string": 16}
+
+
+def _see_kinds(
+    file: OnnxFile,
+    seen: Sequence[Any],
+    types: Mapping[str, Any],
+    kinds: dict[str, TensorKind],
+    node_bytes: list[int],
+    peer: PeerInfo,
+) -> None:
+    """Add the kinds of the tensors that each node gave."""
+    for index, _micros, told in _events(seen, peer):
+        if index is None or index >= len(file.nodes):
+            continue
+        outputs = [name for name in file.nodes[index].output if name]
+        found = [_told_kind(each) for each in told]
+        node_bytes[index] = sum(each.nbytes for each in found if each is not None)
+        if len(outputs) != len(found):
+            continue  # something else than tensors is among them
+        for name, kind in zip(outputs, found, strict=True):
+            if kind is not None:
+                told_type = types.get(name, kind.dtype)
+                kinds[name] = _told_kind((told_type, kind.shape)) or kind
+
+
+def _told_kind(told: Any) -> TensorKind | None:
+    try:
+        dtype, shape = told
+        sizes = tuple(int(size) for size in shape)
+        item = _ITEM_BYTES.get(dtype) or np.dtype(dtype).itemsize
+        return TensorKind(
+            dtype=dtype, shape=sizes, nbytes=min(1 << 50, item * int(np.prod(sizes, dtype=float)))
+        )
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _add_times(
+    atoms: Atoms, section: range, timed: Sequence[Any], seconds: list[float], peer: PeerInfo
+) -> None:
+    """Add the median of each node's times to its atom.
+
+    ONNX Runtime joins nodes. A joined node has the name of one of them, or a name of its own; then
+    its time belongs to the atom of the node before.
+    """
+    runs: dict[str, list[float]] = defaultdict(list)
+    of_name: dict[str, int] = {}
+    current = section.start
+    for (index, micros, _told), event in zip(_events(timed, peer), timed, strict=True):
+        name = event[0]
+        if INSIDE in name:
+            continue  # the control flow node has its time
+        current = atoms.of_node.get(index, current) if index is not None else current
+        of_name.setdefault(name, current)
+        runs[name].append(micros / 1e6)
+    for name, each in runs.items():
+        later = each[1:] or each  # the first run is not typical
+        seconds[of_name[name]] += statistics.median(later)
+
+
+def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, float, list[Any]]]:
+    """The index of the node in the file, microseconds and kinds. Raises PeerError for other
+    values."""
+    found = []
+    for event in events:
+        try:
+            name, micros, told = event
+            match = _NODE.findall(name)
+            found.append((int(match[-1][:9]) if match else None, float(micros), list(told)))
+        except (TypeError, ValueError) as error:
+            raise PeerError(peer.name, "sent times of nodes that make no sense") from error
+    return found
