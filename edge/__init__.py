@@ -21,6 +21,7 @@ if not os.path.isdir(os.path.join(_here, "partition")):
 
 __all__ = [
     "AsyncCluster",
+    "AsyncGraph",
     "AsyncModel",
     "AsyncReplyStream",
     "CapacityError",
@@ -33,6 +34,10 @@ __all__ = [
     "Estimate",
     "FormatQuality",
     "GenerationOptions",
+    "Graph",
+    "GraphEstimate",
+    "GraphPlan",
+    "GraphStage",
     "Inspection",
     "KeptFiles",
     "KeptReply",
@@ -77,6 +82,7 @@ if TYPE_CHECKING:
     from edge.api.async_cluster import AsyncCluster
     from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
+    from edge.api.graph import AsyncGraph, Graph
     from edge.api.kept_reply import KeptReply
     from edge.api.known_models import inspect
     from edge.api.model import Model
@@ -94,7 +100,15 @@ if TYPE_CHECKING:
         RequestError,
     )
     from edge.kernels.sampling.parameters import SamplingParameters
-    from edge.partition import Estimate, Parallel, Plan, Workload
+    from edge.partition import (
+        Estimate,
+        GraphEstimate,
+        GraphPlan,
+        GraphStage,
+        Parallel,
+        Plan,
+        Workload,
+    )
     from edge.planning.drift import Drift
     from edge.planning.load_options import LoadOptions
     from edge.planning.proposal import Proposal
@@ -116,6 +130,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncCluster": "edge.api.async_cluster",
+    "AsyncGraph": "edge.api.graph",
     "AsyncModel": "edge.api.async_model",
     "AsyncReplyStream": "edge.api.reply",
     "Cluster": "edge.api.cluster",
@@ -124,6 +139,10 @@ _HOMES = {
     "Dtype": "edge.weights.formats",
     "Estimate": "edge.partition",
     "GenerationOptions": "edge.answers.terms",
+    "Graph": "edge.api.graph",
+    "GraphEstimate": "edge.partition",
+    "GraphPlan": "edge.partition",
+    "GraphStage": "edge.partition",
     "FormatQuality": "edge.studies.quality",
     "Inspection": "edge.studies.inspection",
     "KeptFiles": "edge.protocol.kept_files",

@@ -49,6 +49,7 @@ COMMANDS = {
     "chat": "Chat with a model.",
     "serve": "Serve a model over HTTP.",
     "top": "Show the live state of a server's model.",
+    "graph": "Run any ONNX graph, cut over the peers.",
     "bench": "Measure a model's speed and its bottleneck.",
     "quality": "Measure the quality loss of a weight format.",
     "quantize": "Quantize a model with calibration (GPTQ).",

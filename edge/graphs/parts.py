@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from edge.errors import PlanError
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import ONNX_TYPES, OnnxFile, subgraphs
+from edge.graphs.onnx_file import OLDEST_OPSET, ONNX_TYPES, OnnxFile, subgraphs
 from edge.offload import Manifest, ManifestBuilder
 
 GRAPH_NAME = "graph"
@@ -200,3 +200,27 @@ def _add_output(graph: Any, file: OnnxFile, name: str, kinds: Mapping[str, Tenso
         graph.output.append(_value_info(file, name, kinds))
     else:
         graph.output.add().name = name  # ONNX Runtime infers its type
+
+
+def echo_part() -> GraphPart:
+    """A part that gives bytes back unchanged, for measurements."""
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "echo",
+        [value("x", TensorProto.UINT8, [None])],
+        [value("y", TensorProto.UINT8, [None])],
+    )
+    opsets = [helper.make_opsetid("", OLDEST_OPSET)]
+    model = helper.make_model(graph, ir_version=8, opset_imports=opsets)
+    content = np.frombuffer(model.SerializeToString(), np.uint8)
+    builder = ManifestBuilder()
+    builder.add(GRAPH_NAME, content)
+    return GraphPart(
+        inputs=("x",),
+        outputs=("y",),
+        manifest=builder.build(),
+        groups=[((GRAPH_NAME,), lambda: {GRAPH_NAME: content})],
+        node_names={},
+        weight_bytes=0,
+    )

@@ -49,6 +49,7 @@ def random_facts(draw: st.DrawFn) -> GraphFacts:
             seconds=tuple(draw(st.integers(1, 20)) / draw(st.sampled_from((1, 2))) for _ in atoms),
             memory_bytes=draw(st.sampled_from((4, 12, 100))),
             latency_s=draw(st.sampled_from((0.0, 0.5, 3.0))),
+            overhead_s=draw(st.sampled_from((0.0, 0.5))),
             bytes_per_s=draw(st.sampled_from((0.5, 4.0, 1000.0))),
         )
         for number in range(draw(st.integers(1, 3)))
@@ -171,7 +172,13 @@ def test_borders_are_those_of_the_tensors(facts: GraphFacts) -> None:
 
 def even(count: int, seconds: float, **changes: float) -> GraphFacts:
     """Atoms one after the other, and two equal devices."""
-    device = {"memory_bytes": 1000, "latency_s": 1e-4, "bytes_per_s": 1e8, **changes}
+    device = {
+        "memory_bytes": 1000,
+        "latency_s": 1e-4,
+        "overhead_s": 1e-4,
+        "bytes_per_s": 1e8,
+        **changes,
+    }
     return GraphFacts(
         atoms=tuple(
             AtomFacts(inputs=(f"t{n}",), outputs=(f"t{n + 1}",), memory_bytes=1)

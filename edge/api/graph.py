@@ -1,0 +1,302 @@
+"""A graph loaded onto the peers of a cluster, for callers with and without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from pathlib import Path
+from typing import Any, Literal
+
+from numpy.typing import ArrayLike, NDArray
+
+from edge.concurrency.blocking import run_blocking
+from edge.concurrency.loop_thread import LoopThread
+from edge.errors import EdgeError, PlanError, RequestError
+from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.partition import GraphEstimate, GraphPlan, Objective
+from edge.partition import PlanError as PartitionPlanError
+from edge.progress import OnProgress
+from edge.protocol.peer_info import PeerInfo
+from edge.runs.graphs.agreement import Agreement
+from edge.runs.graphs.cut_graph import (
+    CutGraph,
+    GraphOptions,
+    load_cut_graph,
+    made_up_sample,
+)
+
+GraphInputs = Mapping[str, ArrayLike]
+GraphResults = dict[str, NDArray[Any]]
+AskedPlan = Literal["auto"] | GraphPlan | Mapping[str, Any]
+
+
+class _GraphFacts:
+    """What both faces of a loaded graph tell."""
+
+    def __init__(self, graph: CutGraph) -> None:
+        self._graph = graph
+
+    @property
+    def inputs(self) -> tuple[GraphValue, ...]:
+        """Name, type and shape of each input. A dimension is a number, a name, or None."""
+        return self._graph.file.inputs
+
+    @property
+    def outputs(self) -> tuple[GraphValue, ...]:
+        """The same of each output."""
+        return self._graph.file.outputs
+
+    @property
+    def plan(self) -> GraphPlan:
+        """Which device computes which atoms (runs of nodes that stay together). Another one after
+        a device was lost."""
+        return self._graph.plan
+
+    @property
+    def estimate(self) -> GraphEstimate:
+        """Predicted seconds: `latency_s` of one input, `interval_s` between results of a stream,
+        and those of each stage."""
+        return self._graph.estimate
+
+    @property
+    def alone(self) -> tuple[GraphPlan, GraphEstimate] | None:
+        """The best plan of one device, and its prediction; None: the graph fits on no single
+        one."""
+        return self._graph.alone
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """How the cut graph's results compared with those of the uncut one, for the sample; None:
+        they were not compared, because the graph has random nodes or was only planned."""
+        return self._graph.agreement
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """A sentence for each device that was refused, because its results differ."""
+        return self._graph.refused
+
+    @property
+    def window(self) -> int:
+        """Inputs of a stream that are under way at once."""
+        return self._graph.window
+
+    def explain(self) -> dict[str, Any]:
+        """The plan and its prediction as JSON values: seconds, bytes, and the nodes of each
+        stage."""
+        graph, estimate = self._graph, self._graph.estimate
+        stages = []
+        for stage, told in zip(graph.plan.stages, estimate.stages, strict=True):
+            nodes = [index for number in stage.atoms for index in graph.atoms[number].nodes]
+            first, last = (graph.file.nodes[index] for index in (min(nodes), max(nodes)))
+            stages.append(
+                {
+                    **stage.to_json(),
+                    "nodes": len(nodes),
+                    "first_node": first.name or first.op_type,
+                    "last_node": last.name or last.op_type,
+                    "compute_s": told.compute_s,
+                    "receive_s": told.receive_s,
+                    "send_s": told.send_s,
+                    "memory_bytes": told.memory_bytes,
+                }
+            )
+        return {
+            "objective": graph.options.objective,
+            "latency_s": estimate.latency_s,
+            "interval_s": estimate.interval_s,
+            "alone": None
+            if graph.alone is None
+            else {
+                "device": graph.alone[0].devices[0],
+                "latency_s": graph.alone[1].latency_s,
+                "interval_s": graph.alone[1].interval_s,
+            },
+            "atoms": len(graph.atoms),
+            "cuts": len(graph.facts.cuts),
+            "exact": None if graph.agreement is None else graph.agreement.exact,
+            "difference": None if graph.agreement is None else graph.agreement.difference,
+            "refused": list(graph.refused),
+            "stages": stages,
+        }
+
+    def __repr__(self) -> str:
+        devices = ", ".join(self._graph.plan.devices)
+        return f"<{type(self).__name__} {self._graph.file.path.name} on {devices}>"
+
+
+class AsyncGraph(_GraphFacts):
+    """A loaded graph for one event loop. An asynchronous context manager."""
+
+    async def run(self, inputs: GraphInputs) -> GraphResults:
+        """The outputs for these inputs, by name.
+
+        inputs: an array for each input, of its type and shape. If a device is lost meanwhile, the
+        graph is planned again and the input is computed again. Raises RequestError for a wrong
+        name, type or shape, which says what is wanted, and for an input that a node cannot compute,
+        which names the node; NetworkError or CapacityError if too few devices are left.
+        """
+        return await self._graph.run(inputs)  # type: ignore[arg-type]
+
+    async def stream(
+        self,
+        inputs: Iterable[GraphInputs] | AsyncIterable[GraphInputs],
+        *,
+        on_error: Literal["raise", "give"] = "raise",
+    ) -> AsyncGenerator[GraphResults | EdgeError]:
+        """The outputs for each of the inputs, in order.
+
+        Up to `window` inputs are under way at once; further ones are taken as results are. An
+        input that fails does so alone. on_error: raise its error in its place, which ends the
+        stream, or give the error and go on.
+        """
+        waiting: deque[asyncio.Task[GraphResults]] = deque()
+        try:
+            async with contextlib.aclosing(_each(inputs)) as each_input:
+                async for each in each_input:
+                    waiting.append(self.begin(each))
+                    if len(waiting) >= self.window:
+                        yield await _outcome(waiting.popleft(), on_error)
+                while waiting:
+                    yield await _outcome(waiting.popleft(), on_error)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    def begin(self, inputs: GraphInputs) -> asyncio.Task[GraphResults]:
+        """Start to compute an input."""
+        return asyncio.create_task(self.run(inputs))
+
+    async def aclose(self) -> None:
+        """Free everything on the peers. May be called again."""
+        await self._graph.aclose()
+
+    async def __aenter__(self) -> AsyncGraph:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+class Graph(_GraphFacts):
+    """A loaded graph; thread-safe. A context manager. See `AsyncGraph` for details and errors."""
+
+    def __init__(self, graph: AsyncGraph, loop: LoopThread) -> None:
+        super().__init__(graph._graph)
+        self._own, self._loop = graph, loop
+
+    def run(self, inputs: GraphInputs) -> GraphResults:
+        """The outputs for these inputs, by name: an array for each input, of its type and shape."""
+        return self._loop.run(self._own.run(inputs))
+
+    def stream(
+        self,
+        inputs: Iterable[GraphInputs],
+        *,
+        on_error: Literal["raise", "give"] = "raise",
+    ) -> Generator[GraphResults | EdgeError]:
+        """The outputs for each of the inputs, in order; see `AsyncGraph.stream`. The iterable is
+        read in the caller's thread."""
+        waiting: deque[asyncio.Task[GraphResults]] = deque()
+        try:
+            for each in inputs:
+                waiting.append(self._loop.run(self._begin(each)))
+                if len(waiting) >= self.window:
+                    yield self._loop.run(_outcome(waiting.popleft(), on_error))
+            while waiting:
+                yield self._loop.run(_outcome(waiting.popleft(), on_error))
+        finally:
+            if waiting:
+                with contextlib.suppress(RequestError):  # the cluster was closed
+                    self._loop.run(_cancelled(waiting))
+
+    async def _begin(self, inputs: GraphInputs) -> asyncio.Task[GraphResults]:
+        return self._own.begin(inputs)
+
+    def close(self) -> None:
+        """Free everything on the peers. May be called again."""
+        self._loop.run(self._own.aclose())
+
+    def __enter__(self) -> Graph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _each(
+    inputs: Iterable[GraphInputs] | AsyncIterable[GraphInputs],
+) -> AsyncGenerator[GraphInputs]:
+    if isinstance(inputs, AsyncIterable):
+        async for each in inputs:
+            yield each
+    else:
+        for each in inputs:
+            yield each
+            await asyncio.sleep(0)
+
+
+async def _outcome(
+    task: asyncio.Task[GraphResults], on_error: Literal["raise", "give"]
+) -> GraphResults | EdgeError:
+    try:
+        return await task
+    except EdgeError as error:
+        if on_error == "raise":
+            raise
+        return error
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def load_graph(
+    path: str | Path,
+    peers: Sequence[PeerInfo],
+    on_progress: OnProgress,
+    *,
+    plan: AskedPlan,
+    objective: Objective,
+    sample: GraphInputs | None,
+    time_limit_s: float,
+    plan_only: bool,
+) -> AsyncGraph:
+    """See `AsyncCluster.load_graph`."""
+    if objective not in ("latency", "throughput"):
+        raise RequestError("objective must be latency or throughput")
+    if not 0 < time_limit_s <= 3600:
+        raise RequestError("time_limit_s must be above 0, and at most 3600")
+    options = GraphOptions(
+        plan=_asked_plan(plan), objective=objective, run_limit_s=float(time_limit_s)
+    )
+    file = await run_blocking(lambda: open_onnx(Path(path)))
+    inputs: Any = made_up_sample(file.inputs) if sample is None else sample
+    return AsyncGraph(
+        await load_cut_graph(file, peers, inputs, options, on_progress, plan_only=plan_only)
+    )
+
+
+def _asked_plan(plan: AskedPlan) -> GraphPlan | None:
+    if isinstance(plan, GraphPlan):
+        return plan
+    if isinstance(plan, str):
+        if plan != "auto":
+            raise RequestError('plan must be "auto", a GraphPlan, or its JSON')
+        return None
+    try:
+        return GraphPlan.from_json(dict(plan))
+    except PartitionPlanError as error:
+        raise PlanError(str(error), error.problems) from error

@@ -1,0 +1,315 @@
+"""`edge graph`: any ONNX graph, described, planned, run and measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from itertools import repeat
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from edge.api.graph import Graph
+from edge.cli.options import ClusterOptions, cluster_options, open_cluster
+from edge.cli.records import Columns, json_option, make_table, print_json, print_table
+from edge.errors import RequestError
+from edge.graphs.atoms import Atoms
+from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.host.free_memory import format_size
+from edge.offload import parse_json, read_file
+from edge.partition import Objective
+from edge.runs.graphs.cut_graph import made_up_sample
+
+_MOST_PLAN_BYTES = 1 << 20
+_MOST_VALUES = 1000
+"""Values of an output that are printed as JSON."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group("graph", short_help="Run any ONNX graph, cut over the peers.")
+def command() -> None:
+    """Describe, plan, run and measure an ONNX graph: a CNN, an encoder, a tree, anything.
+
+    The graph is measured on every peer, and cut where that takes less than the best single device.
+    """
+
+
+_model = click.argument("model", type=click.Path(path_type=Path))
+
+_inputs = click.option(
+    "--input",
+    "files",
+    multiple=True,
+    metavar="NAME=FILE.npy",
+    help="An input of the graph; may be repeated. Without any, inputs are made up.",
+)
+
+_objective = click.option(
+    "--objective",
+    type=click.Choice(("latency", "throughput")),
+    default="latency",
+    show_default=True,
+    help="The least time of one input, or the most inputs per second.",
+)
+
+_plan_file = click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A plan by hand, as JSON (edge graph plan MODEL --json writes one).",
+)
+
+
+def _graph_options(function: F) -> F:
+    for add in (json_option, cluster_options, _plan_file, _objective, _inputs, _model):
+        function = add(function)
+    return function
+
+
+@command.command()
+@_model
+@json_option
+def inspect(model: Path, as_json: bool) -> None:
+    """Describe MODEL: inputs, outputs, weights, and where it can be cut. Runs nothing."""
+    file = open_onnx(model)
+    atoms = Atoms(file)
+    opsets = {each.domain or "ai.onnx": each.version for each in file.model.opset_import}
+    if as_json:
+        print_json(
+            {
+                "inputs": [_value_json(each) for each in file.inputs],
+                "outputs": [_value_json(each) for each in file.outputs],
+                "opsets": opsets,
+                "nodes": len(file.nodes),
+                "atoms": len(atoms),
+                "weight_bytes": file.total_weight_bytes,
+            }
+        )
+        return
+    versions = ", ".join(f"{domain} {version}" for domain, version in opsets.items())
+    click.echo(
+        f"{model.name}: {len(file.nodes)} nodes in {len(atoms)} atoms, "
+        f"{format_size(file.total_weight_bytes)} of weights, opset {versions}"
+    )
+    for what, values in (("input", file.inputs), ("output", file.outputs)):
+        for each in values:
+            click.echo(f"  {what} {each.name}: {each}")
+
+
+@command.command()
+@_graph_options
+def plan(
+    model: Path,
+    files: tuple[str, ...],
+    objective: Objective,
+    plan_file: Path | None,
+    peers: ClusterOptions,
+    as_json: bool,
+) -> None:
+    """Measure MODEL on the peers and show the plan. Loads nothing."""
+    sample = _read_inputs(files)
+    open_onnx(model)
+    with open_cluster(peers) as cluster:
+        graph = cluster.load_graph(
+            model,
+            sample=sample,
+            objective=objective,
+            plan=_read_plan(plan_file),
+            plan_only=True,
+        )
+        found = graph.explain()
+    if as_json:
+        print_json({"plan": graph.plan.to_json(), **found})
+    else:
+        _show_plan(model, found)
+
+
+@command.command()
+@_graph_options
+@click.option(
+    "--output",
+    "saved",
+    multiple=True,
+    metavar="NAME=FILE.npy",
+    help="Save an output; may be repeated.",
+)
+def run(
+    model: Path,
+    files: tuple[str, ...],
+    objective: Objective,
+    plan_file: Path | None,
+    peers: ClusterOptions,
+    as_json: bool,
+    saved: tuple[str, ...],
+) -> None:
+    """Compute the outputs of MODEL for one set of inputs."""
+    sample = _read_inputs(files)
+    outputs = {each.name: each for each in open_onnx(model).outputs}
+    places = dict(map(_name_and_file, saved))
+    for name in places:
+        if name not in outputs:
+            raise RequestError(f"{name!r:.80} is no output; there are {', '.join(outputs)}")
+    with open_cluster(peers) as cluster:
+        given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
+        with cluster.load_graph(
+            model, sample=given, objective=objective, plan=_read_plan(plan_file)
+        ) as graph:
+            results = graph.run(given)
+            found = graph.explain()
+    for name, place in places.items():
+        array = results[name]
+        np.save(place, array.astype(str) if array.dtype == object else array, allow_pickle=False)
+    if as_json:
+        print_json(
+            {
+                "outputs": {
+                    name: {
+                        "dtype": "string" if array.dtype == object else array.dtype.name,
+                        "shape": list(array.shape),
+                        "values": array.tolist() if array.size <= _MOST_VALUES else None,
+                    }
+                    for name, array in results.items()
+                },
+                **found,
+            }
+        )
+        return
+    for name, array in results.items():
+        with np.printoptions(threshold=20, edgeitems=3, precision=6):
+            dtype = "string" if array.dtype == object else array.dtype.name
+            click.echo(f"{name}: {dtype} {list(array.shape)}\n{array}")
+
+
+@command.command()
+@_graph_options
+@click.option("--runs", type=click.IntRange(1, 100_000), default=50, show_default=True)
+def bench(
+    model: Path,
+    files: tuple[str, ...],
+    objective: Objective,
+    plan_file: Path | None,
+    peers: ClusterOptions,
+    as_json: bool,
+    runs: int,
+) -> None:
+    """Measure MODEL by its plan and on the best single device, beside what was predicted."""
+    sample = _read_inputs(files)
+    given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
+    rows: list[dict[str, Any]] = []
+    with open_cluster(peers) as cluster:
+        with cluster.load_graph(
+            model, sample=given, objective=objective, plan=_read_plan(plan_file)
+        ) as graph:
+            rows.append(_measured(graph, given, runs))
+            alone = graph.alone
+        if alone is not None and len(rows[0]["devices"]) > 1:
+            with cluster.load_graph(
+                model, sample=given, objective=objective, plan=alone[0]
+            ) as graph:
+                rows.append(_measured(graph, given, runs))
+    if as_json:
+        print_json(rows)
+        return
+    columns: Columns[dict[str, Any]] = {
+        "devices": lambda row: ", ".join(row["devices"]),
+        "ms/input": lambda row: f"{row['latency_s'] * 1e3:.2f}",
+        "predicted": lambda row: f"{row['predicted_latency_s'] * 1e3:.2f}",
+        "inputs/s": lambda row: f"{row['inputs_per_s']:.1f}",
+        "predicted ": lambda row: f"{row['predicted_inputs_per_s']:.1f}",
+    }
+    right = [heading for heading in columns if heading != "devices"]
+    print_table(make_table(rows, columns, title=f"{model.name}: {runs} inputs", right=right))
+
+
+def _measured(graph: Graph, inputs: Mapping[str, NDArray[Any]], runs: int) -> dict[str, Any]:
+    for _ in range(3):
+        graph.run(inputs)
+    times = []
+    for _ in range(runs):
+        began_s = time.perf_counter()
+        graph.run(inputs)
+        times.append(time.perf_counter() - began_s)
+    began_s = time.perf_counter()
+    for _result in graph.stream(repeat(inputs, runs)):
+        pass
+    stream_s = time.perf_counter() - began_s
+    return {
+        "devices": list(graph.plan.devices),
+        "latency_s": statistics.median(times),
+        "predicted_latency_s": graph.estimate.latency_s,
+        "inputs_per_s": runs / stream_s,
+        "predicted_inputs_per_s": graph.estimate.inputs_per_s,
+        "plan": graph.plan.to_json(),
+    }
+
+
+def _show_plan(model: Path, found: dict[str, Any]) -> None:
+    columns: Columns[dict[str, Any]] = {
+        "device": lambda row: str(row["device"]),
+        "atoms": lambda row: f"{row['atoms'][0]}–{row['atoms'][1] - 1}",
+        "first node": lambda row: str(row["first_node"]),
+        "last node": lambda row: str(row["last_node"]),
+        "computes": lambda row: f"{row['compute_s'] * 1e3:.2f} ms",
+        "receives": lambda row: f"{row['receive_s'] * 1e3:.2f} ms",
+        "sends": lambda row: f"{row['send_s'] * 1e3:.2f} ms",
+        "memory": lambda row: format_size(row["memory_bytes"]),
+    }
+    right = ["atoms", "computes", "receives", "sends", "memory"]
+    console = Console()
+    print_table(make_table(found["stages"], columns, title=model.name, right=right), console)
+    click.echo(_predicted("predicted", found))
+    if found["alone"] is not None:
+        click.echo(_predicted(f"alone on {found['alone']['device']}", found["alone"]))
+
+
+def _predicted(what: str, found: Mapping[str, Any]) -> str:
+    return (
+        f"{what}: {found['latency_s'] * 1e3:.2f} ms for one input, "
+        f"{1 / max(found['interval_s'], 1e-9):.1f} inputs/s in a stream"
+    )
+
+
+def _value_json(value: GraphValue) -> dict[str, Any]:
+    shape = None if value.shape is None else list(value.shape)
+    return {"name": value.name, "dtype": value.dtype, "shape": shape}
+
+
+def _name_and_file(given: str) -> tuple[str, Path]:
+    name, sign, file = given.partition("=")
+    if not sign or not name or not file:
+        raise click.UsageError(f"{given!r:.80} is not NAME=FILE.npy")
+    return name, Path(file)
+
+
+def _read_inputs(files: tuple[str, ...]) -> dict[str, NDArray[Any]] | None:
+    """The arrays of the files; None: none are given."""
+    found = {}
+    for name, path in map(_name_and_file, files):
+        try:
+            found[name] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise RequestError(
+                f"{path} cannot be read as an array: {error}", remedy="numpy.save writes one"
+            ) from error
+        if not isinstance(found[name], np.ndarray):
+            raise RequestError(f"{path} has several arrays; save one to a file of its own")
+    return found or None
+
+
+def _read_plan(path: Path | None) -> Any:
+    if path is None:
+        return "auto"
+    try:
+        value = parse_json(read_file(path, _MOST_PLAN_BYTES))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read as JSON: {error}") from error
+    value = value.get("plan", value) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        raise RequestError(f"{path} is no plan; edge graph plan MODEL --json writes one")
+    return value
