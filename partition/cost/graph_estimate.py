@@ -27,7 +27,7 @@ def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
         end_s = begin_s + device.latency_s + receive_s + compute_s + send_s
         free_s[stage.device] = end_s
         ready_s.update(dict.fromkeys(sent, end_s))
-        for place, seconds in enumerate((receive_s, compute_s, send_s)):
+        for place, seconds in enumerate((receive_s, device.overhead_s + compute_s, send_s)):
             busy[stage.device][place] += seconds
         stages.append(
             StageEstimate(

@@ -37,6 +37,8 @@ class GraphDevice:
     memory_bytes: int
     latency_s: float
     """Of asking it once, without computation and with empty tensors."""
+    overhead_s: float
+    """Of a stage beside its nodes, while others are under way."""
     bytes_per_s: float
     """Of tensors, in each direction."""
 

@@ -113,7 +113,7 @@ def best_chain(facts: GraphFacts, objective: Objective) -> GraphPlan | None:
                 cost = (
                     costs.total(index, begin, end)
                     if objective == "latency"
-                    else max(compute_s, *moved)
+                    else max(device.overhead_s + compute_s, *moved)
                 )
                 for used in range(1 << len(devices)):
                     known = best.get((begin, used))

@@ -65,7 +65,6 @@ class _Opened:
     """The parts of one plan on their peers."""
 
     plan: GraphPlan
-    estimate: GraphEstimate
     parts: list[RemotePart] = field(default_factory=list)
 
     async def compute(self, arrays: Arrays, results: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -118,6 +117,7 @@ class CutGraph:
         self._trusted: PeerInfo | None = None
         """The peer that computed the uncut graph."""
         self._facts: GraphFacts | None = None
+        self._chosen: tuple[GraphPlan, GraphEstimate] | None = None
         self._opened: _Opened | None = None
         self._replanning = asyncio.Lock()
         self._failure: EdgeError | None = None
@@ -136,20 +136,19 @@ class CutGraph:
 
     @property
     def plan(self) -> GraphPlan:
-        """The present plan; devices by their names."""
-        assert self._opened is not None, "loaded"
-        return self._opened.plan
+        """The present plan, or the last one; devices by their names."""
+        assert self._chosen is not None, "planned"
+        return self._chosen[0]
 
     @property
     def estimate(self) -> GraphEstimate:
-        assert self._opened is not None, "loaded"
-        return self._opened.estimate
+        assert self._chosen is not None, "planned"
+        return self._chosen[1]
 
     @property
     def window(self) -> int:
         """Inputs that are worth having under way at once."""
-        devices = 1 if self._opened is None else len(self._opened.plan.devices)
-        return RUNS_AT_ONCE * devices
+        return RUNS_AT_ONCE * len(self.plan.devices)
 
     async def measure(self, sample: Arrays) -> None:
         """Measure the graph on every peer. Peers of one machine with one setup share times."""
@@ -211,14 +210,15 @@ class CutGraph:
 
     def only_plan(self) -> None:
         """Have a plan without opening it."""
-        self._opened = _Opened(*self.choose())
+        self._chosen = self.choose()
 
     async def begin(self) -> None:
         """Open the parts of the best plan; after a loss or a refusal, of another one."""
         while True:
             plan, estimate = self.choose()
             try:
-                self._opened = await self._open(plan, estimate)
+                self._opened = await self._open(plan)
+                self._chosen = plan, estimate
                 return
             except DeviceGoneError as error:
                 self._lose(error.device)
@@ -311,8 +311,8 @@ class CutGraph:
         if opened is not None:
             await opened.aclose()
 
-    async def _open(self, plan: GraphPlan, estimate: GraphEstimate) -> _Opened:
-        opened = _Opened(plan, estimate)
+    async def _open(self, plan: GraphPlan) -> _Opened:
+        opened = _Opened(plan)
         try:
             for number, stage in enumerate(plan.stages):
                 self._on_progress(

@@ -1,0 +1,327 @@
+"""Graphs over peers of this process: real connections, caches and processes of parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from edge.api.graph import AsyncGraph
+from edge.errors import CapacityError, PlanError, RequestError
+from edge.graphs.atoms import Atoms
+from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.partition import GraphChoice, GraphPlan, GraphStage, estimate_graph
+from edge.progress import ignore_progress
+from edge.protocol.peer_info import PeerInfo, describe_peer
+from edge.runs.graphs import cut_graph, measuring
+from edge.runs.graphs.agreement import compare
+from edge.runs.graphs.cut_graph import (
+    CutGraph,
+    GraphOptions,
+    checked,
+    load_cut_graph,
+    made_up_sample,
+)
+from edge.runs.graphs.remote_part import RemotePart, same
+from tests.support.null_peers import null_peers
+from tests.support.slow_cases import shown_in_parts
+from tests.support.small_graphs import (
+    FLOAT,
+    INT64,
+    KINDS,
+    Builder,
+    agree,
+    branches,
+    cnn,
+    computed,
+    encoder,
+    seen_kinds,
+    written,
+)
+
+IN_PARTS = shown_in_parts("unit/graphs/test_parts.py")
+
+
+@contextlib.asynccontextmanager
+async def two_peers(folder: Path) -> AsyncIterator[list[PeerInfo]]:
+    async with null_peers(folder / "peers", 2) as daemons, asyncio.timeout(200):
+        yield [await describe_peer(each.resources.addresses[0], None) for each in daemons]
+
+
+async def load(
+    path: Path, peers: list[PeerInfo], sample: Mapping[str, Any], **options: Any
+) -> CutGraph:
+    return await load_cut_graph(
+        open_onnx(path), peers, sample, GraphOptions(**options), ignore_progress
+    )
+
+
+def in_the_middle(path: Path, *devices: str) -> GraphPlan:
+    """A plan that cuts at half of the atoms, and behind it atom by atom."""
+    atoms = len(Atoms(open_onnx(path)))
+    first = atoms // 2 - len(devices) + 2
+    ends = [0, *range(first, first + len(devices) - 1), atoms]
+    return GraphPlan(
+        stages=tuple(
+            GraphStage(device=device, atoms=range(*ends[place : place + 2]))
+            for place, device in enumerate(devices)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "half",
+        *(pytest.param(name, marks=IN_PARTS) for name in KINDS if name != "half"),
+    ],
+)
+def test_two_peers_compute_what_one_does(name: str, tmp_path: Path) -> None:
+    make, inputs_of = KINDS[name]
+    path = written(make(), tmp_path, external=name == "cnn")
+
+    async def main() -> None:
+        plan = in_the_middle(path, "null-0", "null-1")
+        async with two_peers(tmp_path) as peers:
+            graph = await load(path, peers, inputs_of(0), plan=plan)
+            assert graph.plan == plan
+            assert graph.agreement is not None
+            for seed in range(3):
+                expected = computed(make(), inputs_of(seed))
+                rtol = 2e-3 if name == "half" else 1e-5
+                agree(await graph.run(inputs_of(seed)), expected, rtol)
+            await graph.aclose()
+
+    asyncio.run(main())
+
+
+def bomb() -> Builder:
+    """A Loop as long as an input says, and an Expand as large as another one says."""
+    b = Builder(8)
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["on"], ["goes on"]),
+         helper.make_node("Mul", ["state", "state"], ["next"])],
+        "body",
+        [helper.make_tensor_value_info("i", INT64, []),
+         helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("state", FLOAT, None)],
+        [helper.make_tensor_value_info("goes on", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("next", FLOAT, None)],
+    )  # fmt: skip
+    x = b.add("Loop", "count", "", "x", body=body)
+    x = b.add("Expand", x, "size")
+    x = b.add("Gather", x, "row")
+    b.add("Identity", x, out="y")
+    return b
+
+
+def test_an_input_fails_alone_and_bombs_end(tmp_path: Path) -> None:
+    model = bomb().model(
+        {"x": (FLOAT, [1]), "count": (INT64, []), "size": (INT64, [1]), "row": (INT64, [])},
+        {"y": FLOAT},
+    )
+    path = written(model, tmp_path)
+
+    def inputs(count: int = 2, size: int = 4, row: int = 0) -> dict[str, NDArray[Any]]:
+        return {
+            "x": np.ones(1, np.float32),
+            "count": np.array(count),
+            "size": np.array([size]),
+            "row": np.array(row),
+        }
+
+    many = [inputs(), inputs(row=7), inputs(count=1 << 60), inputs(size=1 << 40), inputs(row=1)]
+
+    async def main() -> list[Any]:
+        async with two_peers(tmp_path) as peers:
+            graph = AsyncGraph(await load(path, peers, inputs(), run_limit_s=1.0))
+            found = [each async for each in graph.stream(many, on_error="give")]
+            again = await graph.run(inputs())
+            await graph.aclose()
+        return [*found, again]
+
+    good, row, endless, large, last, again = asyncio.run(main())
+    assert [each["y"].tolist() for each in (good, last, again)] == [1.0, 1.0, 1.0]
+    assert isinstance(row, RequestError)
+    assert "Gather 2" in str(row)
+    assert isinstance(endless, RequestError)
+    assert "within 1 s" in str(endless)
+    assert isinstance(large, RequestError)
+    assert "Expand 1" in str(large) or "memory" in str(large)
+
+
+def test_a_device_with_other_results_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_run = RemotePart.run
+
+    async def wrong_run(remote: RemotePart, arrays: Any) -> Any:
+        found = await true_run(remote, arrays)
+        if remote.peer.name == "null-1":
+            return {n: a * 1.1 if a.dtype == np.float32 else a for n, a in found.items()}
+        return found
+
+    monkeypatch.setattr(RemotePart, "run", wrong_run)
+    monkeypatch.setattr(cut_graph, "choose_graph_plan", always_both)
+    monkeypatch.setattr(cut_graph, "room_bytes", lambda _peer: 1 << 30)  # the first is measured
+    path, sample = written(branches(), tmp_path), KINDS["branches"][1](0)
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            graph = await load(path, peers, sample)
+            assert graph.plan.devices == ("null-0",)
+            assert "peer null-1" in graph.refused[0]
+            agree(await graph.run(sample), computed(branches(), sample))
+            await graph.aclose()
+
+    asyncio.run(main())
+
+
+def always_both(facts: Any, objective: Any) -> Any:
+    """The plan with all devices, in the place of the best one."""
+    ends = [0, *facts.cuts[: len(facts.devices) - 1], len(facts.atoms)]
+    plan = GraphPlan(
+        stages=tuple(
+            GraphStage(device=device.name, atoms=range(start, stop))
+            for device, start, stop in zip(facts.devices, ends, ends[1:], strict=False)
+        )
+    )
+    estimate = estimate_graph(facts, plan)
+    return GraphChoice(plan=plan, estimate=estimate, alone=None)
+
+
+def test_a_graph_larger_than_a_device_is_measured_in_sections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, sample = cnn(), KINDS["cnn"][1](0)
+    path = written(model, tmp_path)
+    atoms = Atoms(file := open_onnx(path))
+    monkeypatch.setattr(
+        measuring, "_sections", lambda _atoms, _peer: [range(4), range(4, len(atoms))]
+    )
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            measured = await measuring.measure_graph(
+                file,
+                atoms,
+                peers[0],
+                sample,
+                known=None,
+                run_limit_s=60.0,
+                on_progress=ignore_progress,
+            )
+            agree(measured.results, computed(model, sample))
+            assert sum(measured.seconds[:4]) > 0
+            assert sum(measured.seconds[4:]) > 0
+            assert measured.kinds["t3"] == seen_kinds(model, sample)["t3"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("room", "count"), [(10_000, 1), (5_000, 2)])
+def test_sections_have_room_for_their_weights(
+    room: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    atoms = Atoms(file := open_onnx(written(cnn(), tmp_path)))
+    unit = file.total_weight_bytes
+    monkeypatch.setattr(measuring, "room_bytes", lambda _peer: room * unit // 2_500)
+    sections = measuring._sections(atoms, object())  # type: ignore[arg-type]
+    assert len(sections) == count
+    assert [n for section in sections for n in section] == list(range(len(atoms)))
+
+
+def test_graphs_and_plans_that_cannot_run_are_refused(tmp_path: Path) -> None:
+    strange = branches()
+    strange.graph.node[2].op_type = "Nonsense"
+    folder = tmp_path / "strange"
+    folder.mkdir()
+    bad, path = written(strange, folder), written(branches(), tmp_path)
+    sample = KINDS["branches"][1](0)
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            with pytest.raises(RequestError, match=r"peer null-.*Nonsense"):
+                await load(bad, peers, sample)
+            with pytest.raises(PlanError, match="attic"):
+                await load(path, peers, sample, plan=in_the_middle(path, "attic", "null-1"))
+            plan = GraphPlan(stages=(GraphStage(device="null-0", atoms=range(3)),))
+            with pytest.raises(PlanError, match="3 atoms"):
+                await load(path, peers, sample, plan=plan)
+            with pytest.raises(RequestError, match="must be float32"):
+                await load(path, peers, {"x": np.ones((1, 9), np.float32)})
+
+    asyncio.run(main())
+
+
+VALUES = (
+    GraphValue(name="a", dtype="float32", shape=("n", 3)),
+    GraphValue(name="b", dtype="int64", shape=("n",)),
+    GraphValue(name="s", dtype="string", shape=None),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"a": None}, "'a' is missing; it is float32"),
+        ({"c": np.ones(1)}, "'c' is no input of the graph, which has 'a', 'b', 's'"),
+        ({"a": np.ones((2, 3))}, r"must be float32 \[n, 3\], not float64 \[2, 3\]"),
+        ({"a": np.ones((2, 4), np.float32)}, r"not float32 \[2, 4\]"),
+        ({"a": np.ones(3, np.float32)}, r"not float32 \[3\]"),
+        ({"b": np.ones(5, np.int64)}, r"'b' must be int64 \[n\], not int64 \[5\]"),
+        ({"s": np.ones(2, complex)}, "'s' must be string of any shape, not complex128"),
+    ],
+)
+def test_inputs_of_another_form_are_refused(changes: Mapping[str, Any], said: str) -> None:
+    inputs: dict[str, Any] = {
+        "a": np.ones((2, 3), np.float32),
+        "b": np.ones(2, np.int64),
+        "s": np.array(["x"], object),
+    }
+    assert checked(VALUES, inputs).keys() == inputs.keys()
+    inputs |= changes
+    with pytest.raises(RequestError, match=said):
+        checked(VALUES, {name: each for name, each in inputs.items() if each is not None})
+
+
+def test_a_made_up_sample_has_the_forms_that_are_wanted(tmp_path: Path) -> None:
+    for make in (cnn, encoder, *(make for make, _inputs in KINDS.values())):
+        values = open_onnx(written(make(), tmp_path)).inputs
+        checked(values, made_up_sample(values))
+
+
+def test_results_are_compared_within_a_tolerance() -> None:
+    one = {"x": np.array([1.0, -8.0, np.nan], np.float32), "k": np.array([1, 2])}
+    near = {**one, "x": np.array([1.001, -8.0, np.nan], np.float32)}
+    assert compare(one, one, tolerance=0).exact
+    assert same(one, dict(one))
+    found = compare(near, one, tolerance=1e-3)
+    assert found.problem is None
+    assert not found.exact
+    assert compare(near, one, tolerance=1e-5).problem is not None
+    for other in ({"x": one["x"]}, {**one, "k": np.array([1, 3])},
+                  {**one, "x": np.array([1, -8, 0], np.float32)},
+                  {**one, "k": np.array([1.0, 2.0])}):  # fmt: skip
+        assert compare(other, one, tolerance=1.0).problem is not None
+    bytes_ = {"q": np.array([255, 0], np.uint8)}
+    assert compare({"q": np.array([254, 1], np.uint8)}, bytes_, tolerance=0).problem is None
+    assert compare({"q": np.array([250, 1], np.uint8)}, bytes_, tolerance=0).problem is not None
+
+
+def test_an_atom_too_large_for_a_device_is_told() -> None:
+    class Large:
+        weight_bytes = 1 << 40
+
+    class Peer:
+        name, free_now_bytes, model_free_bytes = "small", 1 << 30, 1 << 30
+
+    with pytest.raises(CapacityError, match="small has 896"):
+        measuring._sections([Large()], Peer())  # type: ignore[arg-type]
