@@ -69,7 +69,7 @@ class ConfinedProcess:
             try:
                 reply = _exchange(process, request, limits)
                 end = reply.index(b"\n", 0, _KIND_BYTES)
-                return reply[:end].decode(), reply[end + 1 :]
+                return reply[:end].decode(), bytes(memoryview(reply)[end + 1 :])
             except (OSError, EOFError, ValueError) as error:
                 self._end()
                 return "exhausted", self._cause(process, error).encode()
@@ -124,7 +124,7 @@ class ConfinedProcess:
 
 def _exchange(
     process: subprocess.Popen[bytes], request: tuple[Buffer, ...], limits: Limits
-) -> bytes:
+) -> bytearray:
     """Send a request and read the reply. Raises EOFError or OSError if the process has ended,
     ValueError for an invalid reply."""
     requests, replies = process.stdin, process.stdout
@@ -136,14 +136,14 @@ def _exchange(
         is_late.set()
         process.kill()
 
-    def read(count: int) -> bytes:
+    def read(count: int) -> bytearray:
         content = bytearray()
         while len(content) < count:
             part = os.read(replies.fileno(), min(count - len(content), 1 << 20))
             if not part:
                 raise EOFError
             content += part
-        return bytes(content)
+        return content
 
     limit = threading.Timer(limits.wall_s, end_it)  # not every system can wait for pipes so
     limit.daemon = True

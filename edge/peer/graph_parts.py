@@ -41,6 +41,7 @@ PACKED = 2
 """Times the bytes of weights: ONNX Runtime keeps a packed form of matrices beside them."""
 
 _LOAD_LIMIT_S = 600.0
+_PROFILE_BYTES = 16 << 20
 _CPU_LIMIT_S = 1e6
 """The peer's clock ends a process that takes too long, whatever it does."""
 
@@ -91,7 +92,7 @@ class _HostedPart:
             cpu_s=_CPU_LIMIT_S,
             wall_s=call.run_limit_s,
             memory_bytes=memory_bytes,
-            reply_bytes=min(memory_bytes, frames.MOST_BLOB_BYTES),
+            reply_bytes=max(call.held_bytes, _PROFILE_BYTES if call.profile else 0),
         )
         folder = "" if self._folder is None else self._folder.name
         self._process = ConfinedProcess(_PROGRAM, limits, (str(threads), folder))
@@ -111,12 +112,8 @@ class _HostedPart:
         if run is None:
             if len(self.runs) >= frames.MOST_RUNS:
                 raise ProtocolError(f"a part has at most {frames.MOST_RUNS} runs at once")
-            if self.held_bytes + call.total_bytes > self.call.buffer_bytes:
-                raise RequestError(
-                    f"inputs of {format_size(call.total_bytes)} are more than the "
-                    f"{format_size(self.call.buffer_bytes)} reserved for tensors",
-                    remedy="load the graph with a larger sample",
-                )
+            if (excess := self._excess("inputs", call.total_bytes)) is not None:
+                raise RequestError(excess)
             run = self.runs[call.run] = _Run(bytearray(call.total_bytes))
             self.held_bytes += call.total_bytes
         end = call.offset + len(call.content)
@@ -164,7 +161,19 @@ class _HostedPart:
             self._folder.cleanup()
 
     def _forget(self, number: int) -> None:
-        self.held_bytes -= len(self.runs.pop(number).inputs) if number in self.runs else 0
+        run = self.runs.pop(number, None)
+        if run is not None:
+            self.held_bytes -= len(run.inputs) + len(run.result)
+
+    def _excess(self, what: str, nbytes: int) -> str | None:
+        """A sentence if so many bytes more are beyond what is reserved."""
+        most = self.call.held_bytes
+        if self.held_bytes + nbytes <= most:
+            return None
+        return (
+            f"{what} of {format_size(nbytes)} are more than the {format_size(most)} reserved for "
+            "what waits; load the graph with a larger sample"
+        )
 
     async def _compute(self) -> None:
         while True:
@@ -174,8 +183,12 @@ class _HostedPart:
                 kind, content = await run_blocking(
                     partial(self._run, run.inputs), stop=self._process.kill
                 )
-                if kind == "ran":
+                excess = self._excess("results", len(content))
+                if kind == "ran" and excess is None:
                     run.result = content
+                    self.held_bytes += len(content)
+                elif kind == "ran":
+                    run.failure = excess
                 else:
                     run.failure = self._cause(kind, content)
             except OSError as error:
@@ -240,7 +253,7 @@ class CoordinatorParts:
             raise ProtocolError("this session is open already")
         shard = self._weights.sealed(call.manifest_digest)
         await run_blocking(lambda: shard.note(call.model))
-        use = part_use(shard.manifest.total_bytes, call.buffer_bytes)
+        use = part_use(shard.manifest.total_bytes, call)
         name = _use_name(call.session)
         self._opening.add(call.session)
         try:
@@ -249,9 +262,8 @@ class CoordinatorParts:
                 stack.callback(self._shards.give_back)
                 await self._peer.reserve(name, use, self._user)
                 stack.callback(self._peer.release, name)
-                part = _HostedPart(
-                    call, shard, self._peer.settings.threads, use.total - PROCESS_BYTES
-                )
+                own = use.total - PROCESS_BYTES - call.held_bytes
+                part = _HostedPart(call, shard, self._peer.settings.threads, own)
                 stack.push_async_callback(part.aclose)
                 async with self._peer.loading.turn(self._owner):
                     await part.load()
@@ -292,9 +304,12 @@ class CoordinatorParts:
             self._shards.give_back()
 
 
-def part_use(weight_bytes: int, buffer_bytes: int) -> Use:
-    """The memory of a part: its weights, packed, and a process with tensors."""
-    return Use(weight_bytes=PACKED * weight_bytes, buffer_bytes=PROCESS_BYTES + buffer_bytes)
+def part_use(weight_bytes: int, call: frames.OpenPart) -> Use:
+    """The memory of a part: its weights, packed, a process with tensors, and what waits here."""
+    return Use(
+        weight_bytes=PACKED * weight_bytes,
+        buffer_bytes=PROCESS_BYTES + call.buffer_bytes + call.held_bytes,
+    )
 
 
 def _use_name(session: str) -> str:

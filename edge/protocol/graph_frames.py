@@ -56,7 +56,9 @@ class OpenPart(Call[PartOpened]):
     """The name of the graph's file, for people."""
     manifest_digest: str
     buffer_bytes: _Bytes
-    """Memory for tensors, beside the weights."""
+    """Memory of the part's process for tensors, beside the weights."""
+    held_bytes: _Bytes
+    """Memory of the peer for inputs that wait, and for results that are not yet taken."""
     run_limit_s: Annotated[float, Meta(gt=0, le=3600)]
     """Seconds after which the process of a run is ended."""
     profile: bool = False

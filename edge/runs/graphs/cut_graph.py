@@ -48,6 +48,9 @@ from edge.runs.graphs.remote_part import RUNS_AT_ONCE, Arrays, DeviceGoneError, 
 LEAST_BUFFER_BYTES = 48 << 20
 """Memory for tensors of the smallest part: ONNX Runtime takes its memory in steps."""
 
+HELD_BYTES = 4 << 20
+"""Memory of a peer for small inputs and results that wait; more is counted from the sample."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -328,12 +331,16 @@ class CutGraph:
         kinds = self._kinds
         part = await run_blocking(lambda: cut_part(self.file, self.atoms, stage.atoms, kinds))
         held = sum(self._tensor_bytes(number) for number in stage.atoms)
-        came = sum(kinds[name].nbytes for name in part.inputs if name in kinds)
+        came, gone = (
+            sum(kinds[name].nbytes for name in names if name in kinds)
+            for names in (part.inputs, part.outputs)
+        )
         return await RemotePart.open(
             part,
             peer,
             model=self.file.path.name,
-            buffer_bytes=max(LEAST_BUFFER_BYTES, held + (RUNS_AT_ONCE + 1) * came),
+            buffer_bytes=max(LEAST_BUFFER_BYTES, held + came),
+            held_bytes=HELD_BYTES + (RUNS_AT_ONCE + 1) * (came + gone),
             run_limit_s=self.options.run_limit_s,
             on_progress=self._on_progress,
         )
@@ -383,8 +390,8 @@ class CutGraph:
     def _all_facts(self) -> GraphFacts:
         kinds = self._kinds
         names = {name for atom in self.atoms for name in (*atom.inputs, *atom.outputs)}
-        came = sum(kinds[each.name].nbytes for each in self.file.inputs if each.name in kinds)
-        apart = LEAST_BUFFER_BYTES + (RUNS_AT_ONCE + 1) * came
+        largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
+        apart = LEAST_BUFFER_BYTES + HELD_BYTES + 2 * (RUNS_AT_ONCE + 1) * largest
         return GraphFacts(
             atoms=tuple(
                 AtomFacts(

@@ -82,7 +82,8 @@ async def measure_way(peer: PeerInfo, on_progress: OnProgress) -> Way:
         part,
         peer,
         model="measurement",
-        buffer_bytes=64 << 20,
+        buffer_bytes=32 << 20,
+        held_bytes=16 << 20,
         run_limit_s=60.0,
         on_progress=on_progress,
     )
@@ -140,9 +141,8 @@ async def measure_graph(
     for number, section in enumerate(sections):
         on_progress(Progress(phase="measure", peer=peer.name, done=number, total=len(sections)))
         part = await run_blocking(partial(cut_part, file, atoms, section, kinds))
-        buffer_bytes = min(
-            MOST_SAMPLE_BUFFER_BYTES, room_bytes(peer) - PACKED * part.manifest.total_bytes
-        )
+        left = room_bytes(peer) - PACKED * part.manifest.total_bytes
+        buffer_bytes = max(0, min(MOST_SAMPLE_BUFFER_BYTES, left * 3 // 4))
 
         timing = _Timing(file, part, peer, buffer_bytes, run_limit_s, on_progress)
         if known is None:
@@ -177,6 +177,7 @@ class _Timing:
             self.peer,
             model=self.file.path.name,
             buffer_bytes=self.buffer_bytes,
+            held_bytes=self.buffer_bytes // 3,
             run_limit_s=self.run_limit_s,
             on_progress=self.on_progress,
             profile=True,

@@ -16,7 +16,7 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.towers.part import TowerPart
 from edge.offload import Manifest, StoreError
 from edge.partition import Plan, Shard, Stage
-from edge.protocol import measurements, messages
+from edge.protocol import graph_frames, measurements, messages
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import HostedModel, PeerDescription
 from edge.protocol.error_codec import Failed
@@ -137,6 +137,19 @@ FRAMES_SENT = (
     messages.ReadTile(session="s", height=2, width=3, patches=b"\0\1\2\3"),
     messages.TakeRows(session="s", first=0, last=5),
     messages.CloseTower(session="s"),
+    graph_frames.OpenPart(
+        session="s",
+        model="m.onnx",
+        manifest_digest="0" * 64,
+        buffer_bytes=1 << 20,
+        held_bytes=1 << 16,
+        run_limit_s=2.5,
+        profile=True,
+    ),
+    graph_frames.FeedPart(session="s", run=3, total_bytes=4, offset=0, content=b"\0\1\2\3"),
+    graph_frames.TakeResult(session="s", run=3, offset=0),
+    graph_frames.ProfilePart(session="s"),
+    graph_frames.ClosePart(session="s"),
     messages.PictureRows(session="s", request="r", position=5, rows=b"\0\1\2\3"),
     RunStep(
         session="s",
@@ -258,6 +271,10 @@ ANSWERS = (
     messages.Gram(content=b"\0\0\x80?"),
     messages.HeldPrefix(pieces=bytes(12)),
     messages.TileRows(rows=bytes(64)),
+    graph_frames.PartOpened(threads=2),
+    graph_frames.PartDone(),
+    graph_frames.PartPiece(total_bytes=4, computed_s=0.5, content=b"\0\1\2\3"),
+    graph_frames.PartProfile(content=b"{}"),
     messages.PrefixPieces(content=b"\0\1\2\3\4"),
     AllKept(
         files=(
