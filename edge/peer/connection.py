@@ -38,7 +38,7 @@ from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.frame_codec import ANSWER, SMALL, Body, Call, Post, from_frame, to_frame
-from edge.protocol.graph_frames import FeedPart, ProfilePart
+from edge.protocol.graph_frames import ClosePart, FeedPart, ProfilePart
 from edge.protocol.heartbeat import (
     ALIVE,
     COORDINATOR_SILENT_AFTER_S,
@@ -235,6 +235,8 @@ class Connection:
             if cls is None or not issubclass(cls, Post):
                 if cls is messages.Close:
                     self._sessions.end_waits(frame.header.get("session"))
+                elif cls is ClosePart:
+                    self._parts.end_waits(frame.header.get("session"))
                 await self._calls_read.put((frame, taken))
                 continue
             try:

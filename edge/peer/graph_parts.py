@@ -67,6 +67,7 @@ class _HostedPart:
         self.call = call
         self.runs: dict[int, _Run] = {}
         self.held_bytes = 0
+        self._is_closing = False
         self._memory_bytes = memory_bytes
         graph = next((e for e in shard.manifest.tensors if e.name == GRAPH_NAME), None)
         if graph is None:
@@ -148,15 +149,20 @@ class _HostedPart:
             raise RequestError(f"the nodes were not timed: {self._cause(kind, content)}")
         return content
 
+    def end_waits(self) -> None:
+        """End all runs now, because the part is about to close."""
+        self._is_closing = True
+        self._process.kill()
+        for run in self.runs.values():
+            run.failure = "the part was closed"
+            run.ended.set()
+
     async def aclose(self) -> None:
-        self._process.kill()  # `close` waits for the request under way
+        self.end_waits()  # `close` waits for the request under way
         if self._computing is not None:
             self._computing.cancel()
             await asyncio.gather(self._computing, return_exceptions=True)
         await run_blocking(self._process.close)
-        for run in self.runs.values():
-            run.failure = "the part was closed"
-            run.ended.set()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -197,6 +203,8 @@ class _HostedPart:
             run.ended.set()
 
     def _run(self, inputs: bytearray) -> tuple[str, bytes]:
+        if self._is_closing:
+            return "failed", b"the part was closed"
         if not self._process.is_running:  # a limit ended it
             kind, content = self._ask_load()
             if kind != "loaded":
@@ -240,6 +248,12 @@ class CoordinatorParts:
     @property
     def are_open(self) -> bool:
         return bool(self._parts)
+
+    def end_waits(self, session: object) -> None:
+        """End the runs of a part that is about to close. Unknown names are ignored."""
+        part = self._parts.get(session) if isinstance(session, str) else None
+        if part is not None:
+            part.end_waits()
 
     async def aclose(self) -> None:
         async with AsyncExitStack() as stack:  # run all of these, even if one fails

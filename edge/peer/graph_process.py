@@ -87,8 +87,7 @@ class _Part:
         """The name, microseconds and kinds of outputs of each node's runs, in order."""
         path = Path(self._session.end_profiling())
         try:
-            with path.open("rb") as file:
-                events = json.loads(file.read(_PROFILE_BYTES))
+            events = json.loads(path.read_bytes())
         finally:
             path.unlink()
         return [
@@ -111,6 +110,8 @@ def _options() -> Any:
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 4
+    # Packed weights are no part of the arena, which grows to powers of two.
+    options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return options
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import re
@@ -30,6 +31,7 @@ from edge.protocol.client import PeerClient
 from edge.protocol.graph_frames import (
     BLOB_PIECE_BYTES,
     MOST_BLOB_BYTES,
+    ClosePart,
     FeedPart,
     OpenPart,
     PartPiece,
@@ -41,6 +43,8 @@ from edge.runs.shipping import ShardShipment, ship
 
 RUNS_AT_ONCE = 3
 """Inputs of one part under way: one is computed while others come and go. A peer keeps one more."""
+
+_FREED_WITHIN_S = 5.0
 
 _ASIDE_BYTES = 1 << 20
 """Tensors of so many bytes are copied in a thread, off the event loop."""
@@ -68,6 +72,7 @@ class RemotePart:
         self.computed_s: list[float] = []
         """Seconds of the newest runs by the peer's clock."""
         self._client, self._session = client, session
+        self._is_closing = False
         self._numbers = itertools.count()
         self._turns = asyncio.Semaphore(RUNS_AT_ONCE)
         self._tasks: set[asyncio.Task[dict[str, NDArray[Any]]]] = set()
@@ -147,7 +152,10 @@ class RemotePart:
         return nodes, types
 
     async def aclose(self) -> None:
-        """Disconnect; the peer frees the part. Runs under way end with DeviceGoneError."""
+        """Wait until the peer has freed the part. Runs under way end with DeviceGoneError."""
+        self._is_closing = True
+        with contextlib.suppress(EdgeError):  # else it frees the part when the connection ends
+            await self._client.call(ClosePart(session=self._session), limit_s=_FREED_WITHIN_S)
         await self._client.aclose()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -161,7 +169,7 @@ class RemotePart:
         try:
             return await self._client.call(call)
         except EdgeError as error:
-            if _is_loss(error):
+            if _is_loss(error) or self._is_closing:
                 raise DeviceGoneError(self.peer.id, error) from error
             if isinstance(error, RequestError):
                 raise RequestError(named(self.part, str(error))) from error
