@@ -13,6 +13,7 @@ from functools import cached_property
 
 from onnx import NodeProto
 
+from edge.errors import CheckpointError
 from edge.graphs.onnx_file import OnnxFile, inputs_of, subgraphs
 
 _OF_PRODUCER = frozenset(
@@ -30,6 +31,9 @@ _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
      "RandomUniformLike")
 )  # fmt: skip
+
+_MOST_COPIES = 5_000_000
+"""Copies of constant nodes in all atoms together, so that no file takes hours."""
 
 _SHAPES = frozenset(("Shape", "Size"))
 
@@ -67,11 +71,14 @@ class Atoms:
         self.is_random = any(node.op_type in _RANDOM for node in graph.node)
         """Whether two runs of the same input may differ."""
         self._constants = self._constant_nodes()
-        self._copied = self._constants | {
+        self._copied = self._constants | frozenset(
             index
             for index, node in enumerate(graph.node)
-            if node.op_type == "DequantizeLinear" and self._results.isdisjoint(node.output)
-        }
+            if node.op_type == "DequantizeLinear"
+            and self._results.isdisjoint(node.output)
+            and all(map(self._is_constant, node.input[1:]))
+            and not any(map(self._is_dequantized, node.input[:1]))
+        )
         self._atoms = self._grouped()
 
     def __getitem__(self, number: int) -> Atom:
@@ -116,6 +123,10 @@ class Atoms:
 
     def _is_constant(self, name: str) -> bool:
         return name in self._file.initialisers or self._producers.get(name) in self._constants
+
+    def _is_dequantized(self, name: str) -> bool:
+        producer = self._producers.get(name)
+        return producer is not None and self._file.nodes[producer].op_type == "DequantizeLinear"
 
     def _constant_nodes(self) -> frozenset[int]:
         """Nodes whose results follow from the file alone. Random and control flow nodes count as
@@ -177,7 +188,17 @@ class Atoms:
         for index, names in sources.items():
             for name in names:
                 used.setdefault(name, set()).add(of_node[index])
-        return [self._atom(group, sources, of_node, used) for group in groups]
+        atoms, copies = [], 0
+        for group in groups:
+            copied = self.copies_for(group)
+            copies += len(copied)
+            if copies > _MOST_COPIES:
+                raise CheckpointError(
+                    f"{self._file.path} computes too many constants for too many nodes",
+                    remedy="fold its constants, as by onnxruntime's offline optimisation",
+                )
+            atoms.append(self._atom(group, copied, sources, of_node, used))
+        return atoms
 
     def _stays(self, node: NodeProto, sources: Sequence[str]) -> bool:
         if len(sources) != 1:
@@ -189,6 +210,7 @@ class Atoms:
     def _atom(
         self,
         group: Sequence[int],
+        copied: Sequence[int],
         sources: Mapping[int, list[str]],
         of_node: Mapping[int, int],
         used: Mapping[str, set[int]],
@@ -202,7 +224,7 @@ class Atoms:
         )
         made = [name for index in group for name in self._file.nodes[index].output if name]
         outputs = tuple(n for n in made if n in self._results or used.get(n, {own}) != {own})
-        weights = self.weights_for((*group, *self.copies_for(group)))
+        weights = self.weights_for((*group, *copied))
         return Atom(
             nodes=tuple(group),
             inputs=tuple(inputs),

@@ -7,7 +7,7 @@ are read when they are asked for.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -180,6 +180,7 @@ def open_onnx(path: Path) -> OnnxFile:
     del content
     _check_versions(path, model)
     graph = model.graph
+    _check_texts(path, graph)
     if len(model.functions):
         raise CheckpointError(
             f"{path} has functions of its own",
@@ -188,7 +189,7 @@ def open_onnx(path: Path) -> OnnxFile:
     if len(graph.sparse_initializer):
         raise CheckpointError(f"{path} has sparse weights, which are not supported")
     places = _external(path, graph)
-    known = {each.name for each in graph.initializer} | {each.name for each in graph.input}
+    known = _Scope(each.name for each in (*graph.initializer, *graph.input))
     if len({each.name for each in graph.initializer}) != len(graph.initializer):
         raise CheckpointError(f"{path} has two initialisers of one name")
     count = _check_nodes(path, graph, known, depth=0)
@@ -262,6 +263,8 @@ def _varint(content: bytes, start: int) -> tuple[int | None, int]:
 def _check_versions(path: Path, model: ModelProto) -> None:
     newest = onnx.defs.onnx_opset_version()
     opsets = {each.domain: each.version for each in model.opset_import}
+    if not all(isinstance(domain, str) for domain in opsets):
+        raise CheckpointError(f"{path} is damaged: it has a name that is not UTF-8")
     version = opsets.get("", opsets.get("ai.onnx"))
     if version is None:
         if not opsets.keys() <= DOMAINS or not opsets:
@@ -274,7 +277,35 @@ def _check_versions(path: Path, model: ModelProto) -> None:
         )
 
 
-def _check_nodes(path: Path, graph: GraphProto, known: set[str], *, depth: int) -> int:
+def _check_texts(path: Path, graph: GraphProto) -> None:
+    """Raises CheckpointError for names that are no UTF-8, which protobuf gives as bytes."""
+    names: list[object] = []
+    for node in graph.node:
+        names += (node.op_type, node.domain, node.name, *node.input, *node.output)
+    for tensor in graph.initializer:
+        names.append(tensor.name)
+        names += (text for each in tensor.external_data for text in (each.key, each.value))
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        names.append(value.name)
+        names += (each.dim_param for each in value.type.tensor_type.shape.dim)
+    if not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{path} is damaged: it has a name that is not UTF-8")
+
+
+class _Scope:
+    """Names of tensors, and those of the graph around."""
+
+    def __init__(self, names: Iterable[str], around: _Scope | None = None) -> None:
+        self._own, self._around = set(names), around
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._own or (self._around is not None and name in self._around)
+
+    def add(self, name: str) -> None:
+        self._own.add(name)
+
+
+def _check_nodes(path: Path, graph: GraphProto, known: _Scope, *, depth: int) -> int:
     """Add what the nodes compute to `known`. Returns their number, with those inside of others."""
     if depth > _MOST_DEPTH:
         raise CheckpointError(f"{path} has control flow nested more than {_MOST_DEPTH} deep")
@@ -291,7 +322,8 @@ def _check_nodes(path: Path, graph: GraphProto, known: set[str], *, depth: int) 
                 f"{path}: node {_node_name(node)} uses {_named(missing)} before it is computed"
             )
         for inner in subgraphs(node):
-            inside = known | {each.name for each in (*inner.input, *inner.initializer)}
+            _check_texts(path, inner)
+            inside = _Scope((each.name for each in (*inner.input, *inner.initializer)), known)
             count += _check_nodes(path, inner, inside, depth=depth + 1)
         bodies = [each for inner in subgraphs(node) for each in inner.initializer]
         for tensor in (*_constants(node), *bodies):

@@ -61,26 +61,24 @@ def cut_part(
     atoms: Atoms,
     numbers: Collection[int],
     kinds: Mapping[str, TensorKind],
-    *,
-    outputs: Collection[str] | None = None,
 ) -> GraphPart:
-    """The part of these atoms.
+    """The part of these atoms, which gives all that other atoms or the caller use.
 
-    kinds: of the tensors that come from other parts. outputs: the tensors that it gives; None: all
-    that other atoms or the caller use. Reads every weight of the part once, to hash it. Raises
-    PlanError if a tensor that comes in cannot travel, CheckpointError if a file has changed.
+    kinds: of the tensors that come from other parts. Reads every weight of the part once, to hash
+    it. Raises PlanError if a tensor that comes in cannot travel, CheckpointError if a file has
+    changed.
     """
     chosen = sorted(set(numbers))
     nodes = sorted(index for number in chosen for index in atoms[number].nodes)
     nodes = sorted((*nodes, *atoms.copies_for(nodes)))
     inside = {name for index in nodes for name in file.nodes[index].output}
     inputs = tuple(dict.fromkeys(n for c in chosen for n in atoms[c].inputs if n not in inside))
-    inner = set(chosen)
+    inner, results = set(chosen), {each.name for each in file.model.graph.output}
     given = [
         name
         for number in chosen
         for name in atoms[number].outputs
-        if (name in outputs if outputs is not None else _leaves(file, atoms, name, inner))
+        if name in results or not inner.issuperset(atoms.users.get(name, ()))
     ]
     weights = atoms.weights_for(nodes)
     model = ModelProto()
@@ -177,11 +175,6 @@ def feasible_cuts(atoms: Atoms, kinds: Mapping[str, TensorKind]) -> list[int]:
         if not open_now:
             found.append(position)
     return found
-
-
-def _leaves(file: OnnxFile, atoms: Atoms, name: str, inside: set[int]) -> bool:
-    is_result = any(each.name == name for each in file.model.graph.output)
-    return is_result or not inside.issuperset(atoms.users.get(name, ()))
 
 
 def _value_info(file: OnnxFile, name: str, kinds: Mapping[str, TensorKind]) -> Any:

@@ -10,8 +10,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge.errors import CheckpointError
+from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import open_onnx
-from tests.support.small_graphs import branches, cnn, tree, written
+from tests.support.small_graphs import KINDS, branches, cnn, control_flow, tree, written
 
 
 def test_inputs_outputs_and_weights_are_told(tmp_path: Path) -> None:
@@ -141,4 +142,45 @@ def test_inputs_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
     )
     model.graph.node.append(helper.make_node("SequenceConstruct", ["doubled"], ["list"]))
     with pytest.raises(CheckpointError, match="not a tensor of a type that Edge moves"):
+        open_onnx(written(model, tmp_path))
+
+
+def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
+    """No other error, whatever the bytes are."""
+    random = np.random.default_rng(0)
+    path = tmp_path / "mutated.onnx"
+    refused = 0
+    for name, (make, _inputs) in KINDS.items():
+        content = make().SerializeToString()
+        for _ in range(40):
+            mutated = bytearray(content)
+            for place in random.integers(0, len(mutated), random.integers(1, 6)):
+                mutated[place] = random.integers(0, 256)
+            if random.random() < 0.2:
+                del mutated[random.integers(0, len(mutated)) :]
+            path.write_bytes(mutated)
+            try:
+                assert len(Atoms(open_onnx(path))) >= 1, name
+            except CheckpointError:
+                refused += 1
+    assert refused > 30
+
+
+def test_bodies_within_bodies_see_what_is_around_them(tmp_path: Path) -> None:
+    model = control_flow()
+    body = model.graph.node[3].attribute[0].g
+    deep = helper.make_node("If", ["t2"], ["deep"])
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["t0"], ["inner"])],
+        "inner",
+        [],
+        [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)],
+    )
+    for name in ("then_branch", "else_branch"):
+        deep.attribute.append(helper.make_attribute(name, inner))
+    body.node.insert(0, deep)
+    assert open_onnx(written(model, tmp_path))
+    deep.attribute[0].g.node[0].input[0] = "nowhere"
+    body.node[0].CopyFrom(deep)
+    with pytest.raises(CheckpointError, match="'nowhere' before it is computed"):
         open_onnx(written(model, tmp_path))
