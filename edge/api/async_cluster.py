@@ -10,8 +10,8 @@ from typing import Unpack
 
 from edge.api import peer_search
 from edge.api.async_model import AsyncModel
+from edge.api.cluster_graphs import ClusterGraphs
 from edge.api.cluster_studies import ClusterStudies
-from edge.api.graph import AskedPlan, AsyncGraph, GraphInputs, load_graph
 from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply
 from edge.api.loading import Loading, opened, opened_draft, with_draft, with_tower
@@ -22,7 +22,6 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import NetworkError, PeerError
 from edge.host.free_memory import parse_size
 from edge.option_fields import checks_calls, with_overrides
-from edge.partition import Objective
 from edge.planning.cluster_profile import set_up_like
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.measured_proposal import Measure, forget_measured, measured_proposal
@@ -43,7 +42,7 @@ from edge.weights.checkpoint import Checkpoint
 
 
 @checks_calls
-class AsyncCluster(ClusterStudies):
+class AsyncCluster(ClusterGraphs, ClusterStudies):
     """Peers to run models on. For one event loop: the one that opened it.
 
     An asynchronous context manager; closing it ends its models and local daemons.
@@ -56,7 +55,7 @@ class AsyncCluster(ClusterStudies):
         """The errors of announced peers that were left out."""
         self._daemons = daemons
         self._models: list[AsyncModel] = []
-        self._graphs: list[AsyncGraph] = []
+        self._graphs = []
 
     @property
     def peers(self) -> tuple[PeerInfo, ...]:
@@ -162,46 +161,6 @@ class AsyncCluster(ClusterStudies):
                 model = AsyncModel(await loading.run())
             self._models.append(model)
         return model
-
-    async def load_graph(
-        self,
-        path: str | Path,
-        *,
-        plan: AskedPlan = "auto",
-        objective: Objective = "latency",
-        sample: GraphInputs | None = None,
-        time_limit_s: float = 60.0,
-        plan_only: bool = False,
-        progress: bool | OnProgress | None = None,
-    ) -> AsyncGraph:
-        """Load an ONNX graph of any kind, cut over the peers where that takes less.
-
-        plan: "auto", or a GraphPlan or its JSON, with names of peers. objective: the least seconds
-        of one input, or the most inputs per second of a stream. sample: an array for each input, by
-        which the graph is measured and the cut compared with the uncut graph; free dimensions are 1
-        without it, so times and memory are of little use then. time_limit_s: seconds of one part of
-        one input, after which a peer ends it. plan_only: measure and plan, open nothing. progress:
-        as of `load`.
-
-        Each peer gets every weight once, to be measured; of peers of one machine with one setup,
-        one does. Raises CheckpointError for a file that is no graph that can be run, CapacityError
-        if the peers have no room, PlanError for a plan that does not fit to the graph, RequestError
-        for a sample of another form or a graph that ONNX Runtime cannot load, and PeerError if the
-        results of a peer differ and no other one is left. Nothing is left on the peers then.
-        """
-        with progress_bars(progress) as on_progress:
-            graph = await load_graph(
-                path,
-                self.peers,
-                on_progress,
-                plan=plan,
-                objective=objective,
-                sample=sample,
-                time_limit_s=time_limit_s,
-                plan_only=plan_only,
-            )
-        self._graphs.append(graph)
-        return graph
 
     async def propose(
         self,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from edge.api.async_cluster import AsyncCluster
-from edge.api.graph import AskedPlan, Graph, GraphInputs
+from edge.api.cluster_graphs import BlockingClusterGraphs
 from edge.api.kept_reply import KeptReply
 from edge.api.local_peers import LocalPeers, LocalSettings, Size
 from edge.api.model import Model
@@ -16,7 +16,6 @@ from edge.api.peer_search import Peer, start_daemons
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import EdgeError, RequestError
 from edge.option_fields import checks_calls
-from edge.partition import Objective
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.measured_proposal import Measure
 from edge.planning.proposal import Proposal
@@ -29,7 +28,7 @@ from edge.studies.quantize import Quantized
 
 
 @checks_calls
-class Cluster:
+class Cluster(BlockingClusterGraphs):
     """Peers to run models on. A context manager; closing it ends its models and local daemons.
 
     Thread-safe. See the methods of `AsyncCluster` for details and errors: these run them on an
@@ -40,7 +39,7 @@ class Cluster:
         self, cluster: AsyncCluster, loop: LoopThread, daemons: LocalPeers | None = None
     ) -> None:
         """Use `discover`, `connect` or `local`."""
-        self._cluster = cluster
+        self._cluster: AsyncCluster = cluster
         self._loop = loop
         self._daemons = daemons
 
@@ -139,33 +138,6 @@ class Cluster:
         """
         loading = self._cluster.load(path, options, progress=progress, resumes=resumes, **overrides)
         return Model(self._loop.run(loading), self._loop)
-
-    def load_graph(
-        self,
-        path: str | Path,
-        *,
-        plan: AskedPlan = "auto",
-        objective: Objective = "latency",
-        sample: GraphInputs | None = None,
-        time_limit_s: float = 60.0,
-        plan_only: bool = False,
-        progress: bool | OnProgress | None = None,
-    ) -> Graph:
-        """Load an ONNX graph of any kind, cut over the peers where that takes less.
-
-        plan: "auto", or a GraphPlan or its JSON. objective: the least seconds of one input, or the
-        most inputs per second. sample: an array for each input, by which the graph is measured.
-        """
-        loading = self._cluster.load_graph(
-            path,
-            plan=plan,
-            objective=objective,
-            sample=sample,
-            time_limit_s=time_limit_s,
-            plan_only=plan_only,
-            progress=progress,
-        )
-        return Graph(self._loop.run(loading), self._loop)
 
     def propose(
         self,

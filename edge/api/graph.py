@@ -20,12 +20,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from edge.concurrency.blocking import run_blocking
 from edge.concurrency.loop_thread import LoopThread
-from edge.errors import EdgeError, PlanError, RequestError
+from edge.errors import CapacityError, EdgeError, PlanError, RequestError
 from edge.graphs.onnx_file import GraphValue, open_onnx
 from edge.partition import GraphEstimate, GraphPlan, Objective
 from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress
-from edge.protocol.peer_info import PeerInfo
+from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
 from edge.runs.graphs.agreement import Agreement
 from edge.runs.graphs.cut_graph import (
     CutGraph,
@@ -274,11 +274,18 @@ async def load_graph(
     time_limit_s: float,
     plan_only: bool,
 ) -> AsyncGraph:
-    """See `AsyncCluster.load_graph`."""
+    """See `AsyncCluster.load_graph`. Peers are described anew; those of a GPU are left out."""
     if objective not in ("latency", "throughput"):
         raise RequestError("objective must be latency or throughput")
     if not 0 < time_limit_s <= 3600:
         raise RequestError("time_limit_s must be above 0, and at most 3600")
+    known, _failures = await describe_all({each.address: each.credentials for each in peers})
+    peers = [each for each in with_unique_names(known, peers) if each.host_memory_bytes is None]
+    if not peers:
+        raise CapacityError(
+            "no peer is there that computes in its machine's memory",
+            remedy="graphs run on CPUs: start a peer with --backend ort",
+        )
     options = GraphOptions(
         plan=_asked_plan(plan), objective=objective, run_limit_s=float(time_limit_s)
     )

@@ -33,14 +33,14 @@ class GraphDevice:
 
     name: str
     seconds: tuple[float, ...]
-    """Of each atom."""
+    """The time of each atom."""
     memory_bytes: int
     latency_s: float
-    """Of asking it once, without computation and with empty tensors."""
+    """The time of asking it once, without computation and with empty tensors."""
     overhead_s: float
-    """Of a stage beside its nodes, while others are under way."""
+    """The time of a stage beside its nodes, while others are under way."""
     bytes_per_s: float
-    """Of tensors, in each direction."""
+    """The rate of tensors, in each direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,12 +16,10 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, EdgeError, NetworkError, PeerError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, OnnxFile
-from edge.graphs.parts import TensorKind, cut_part, feasible_cuts
+from edge.graphs.parts import cut_part
 from edge.graphs.tensors import dtype_name
 from edge.host.free_memory import format_size
 from edge.partition import (
-    AtomFacts,
-    GraphDevice,
     GraphEstimate,
     GraphFacts,
     GraphPlan,
@@ -34,22 +32,14 @@ from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, Agreement, compare
-from edge.runs.graphs.measuring import (
-    PACKED,
-    TENSORS_AT_ONCE,
-    MeasuredGraph,
-    Way,
-    measure_graph,
-    measure_ways,
-    room_bytes,
+from edge.runs.graphs.measured_peers import HELD_BYTES, LEAST_BUFFER_BYTES, MeasuredPeers
+from edge.runs.graphs.remote_part import (
+    RUNS_AT_ONCE,
+    Arrays,
+    DeviceGoneError,
+    PartTerms,
+    RemotePart,
 )
-from edge.runs.graphs.remote_part import RUNS_AT_ONCE, Arrays, DeviceGoneError, RemotePart
-
-LEAST_BUFFER_BYTES = 48 << 20
-"""Memory for tensors of the smallest part: ONNX Runtime takes its memory in steps."""
-
-HELD_BYTES = 4 << 20
-"""Memory of a peer for small inputs and results that wait; more is counted from the sample."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +88,7 @@ class CutGraph:
         file: OnnxFile,
         atoms: Atoms,
         options: GraphOptions,
-        peers: Sequence[PeerInfo],
+        measured: MeasuredPeers,
         on_progress: OnProgress,
     ) -> None:
         self.file, self.atoms, self.options = file, atoms, options
@@ -108,28 +98,15 @@ class CutGraph:
         """A sentence for each device that was refused because its results differ."""
         self.alone: tuple[GraphPlan, GraphEstimate] | None = None
         """The best plan of a single device, if the graph fits on one."""
-        self.losses = 0
-        """Devices that were lost so far."""
         self._results = [each.name for each in file.outputs]
-        self._peers = {peer.id: peer for peer in peers}
         self._on_progress = on_progress
-        self._ways: dict[str, Way] = {}
-        self._measured: dict[str, MeasuredGraph] = {}
-        """By the id of the peer; peers that are set up alike have the same."""
-        self._first: MeasuredGraph | None = None
-        self._trusted: PeerInfo | None = None
-        """The peer that computed the uncut graph."""
+        self._measured = measured
         self._facts: GraphFacts | None = None
         self._chosen: tuple[GraphPlan, GraphEstimate] | None = None
         self._opened: _Opened | None = None
         self._replanning = asyncio.Lock()
         self._failure: EdgeError | None = None
         self._is_closed = False
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """Names of the devices by their ids, those that were lost left out."""
-        return {id: peer.name for id, peer in self._peers.items()}
 
     @property
     def facts(self) -> GraphFacts:
@@ -153,42 +130,9 @@ class CutGraph:
         """Inputs that are worth having under way at once."""
         return RUNS_AT_ONCE * len(self.plan.devices)
 
-    async def measure(self, sample: Arrays) -> None:
-        """Measure the graph on every peer. Peers of one machine with one setup share times."""
-        arrays = checked(self.file.inputs, sample)
-        shared: dict[tuple[str | None, str], MeasuredGraph] = {}
-        for peer in sorted(self._peers.values(), key=room_bytes, reverse=True):
-            setup = peer.host, str(peer.identity)
-            if setup not in shared:
-                try:
-                    shared[setup] = await measure_graph(
-                        self.file,
-                        self.atoms,
-                        peer,
-                        arrays,
-                        known=self._first,
-                        run_limit_s=self.options.run_limit_s,
-                        on_progress=self._on_progress,
-                    )
-                except DeviceGoneError:
-                    self._lose(peer.id)
-                    continue
-                except CapacityError as error:
-                    _log.warning("%s is left out: %s", peer.name, error)
-                    self._lose(peer.id)
-                    continue
-                if self._first is None:
-                    self._first, self._trusted = shared[setup], peer
-            self._measured[peer.id] = shared[setup]
-        if self._first is None:
-            raise CapacityError("no device has room to run this graph once")
-        ids = list(self._measured)
-        ways = await measure_ways([self._peers[id] for id in ids], self._on_progress)
-        self._ways = dict(zip(ids, ways, strict=True))
-
     def choose(self) -> tuple[GraphPlan, GraphEstimate]:
         """The plan for the devices that are left. Raises CapacityError or PlanError."""
-        self._facts = facts = self._all_facts()
+        self._facts = facts = self._measured.facts()
         choice = choose_graph_plan(facts, self.options.objective)
         self.alone = None if choice is None else choice.alone
         given = self.options.plan
@@ -198,7 +142,7 @@ class CutGraph:
             except PartitionPlanError as error:
                 raise PlanError(str(error), error.problems) from error
             return given, estimate_graph(facts, given)
-        if given is not None and not self.losses:
+        if given is not None and not self._measured.losses:
             missing = sorted(set(given.devices) - {each.name for each in facts.devices})
             raise PlanError(f"the plan names {', '.join(missing)}, which the cluster does not have")
         if choice is None:
@@ -224,20 +168,19 @@ class CutGraph:
                 self._chosen = plan, estimate
                 return
             except DeviceGoneError as error:
-                self._lose(error.device)
+                self._measured.lose(error.device)
 
     async def check(self, sample: Arrays) -> None:
         """Compare the cut graph with the uncut one; refuse a device whose results differ.
 
         Raises PeerError if no other device is left, and PlanError if no single device is to blame.
         """
-        assert self._first is not None, "measured"
         if self.atoms.is_random:
             return
         while True:
             found = await self.run(sample)
             tolerance = self._tolerance
-            self.agreement = compare(found, self._first.results, tolerance=tolerance)
+            self.agreement = compare(found, self._measured.results, tolerance=tolerance)
             if self.agreement.problem is None:
                 return
             blamed = await self._find_wrong(sample, tolerance)
@@ -247,11 +190,13 @@ class CutGraph:
                     remedy="load it with a plan of one device",
                 )
             peer, problem = blamed
-            error = PeerError(peer.name, f"computes other results than {self._trusted_name}")
+            error = PeerError(
+                peer.name, f"computes other results than {self._measured.trusted.name}"
+            )
             self.refused += (f"{error}: {problem}",)
             _log.warning("%s", self.refused[-1])
-            self._measured.pop(peer.id)
-            if not self._measured or self.options.plan is not None:
+            self._measured.refuse(peer.id)
+            if not self._measured.ids or self.options.plan is not None:
                 raise error
             await self._end()
             await self.begin()
@@ -295,19 +240,14 @@ class CutGraph:
             if self._opened is not opened or self._is_closed:
                 return
             _log.warning("a graph is planned again: %s", error)
-            self._lose(error.device)
+            self._measured.lose(error.device)
             await self._end()
             try:
-                if not self._measured:
+                if not self._measured.ids:
                     raise NetworkError(f"no device is left that could run the graph: {error}")
                 await self.begin()
             except EdgeError as failure:
                 self._failure = failure
-
-    def _lose(self, device: str) -> None:
-        if self._peers.pop(device, None) is not None:
-            self.losses += 1
-        self._measured.pop(device, None)
 
     async def _end(self) -> None:
         opened, self._opened = self._opened, None
@@ -321,16 +261,18 @@ class CutGraph:
                 self._on_progress(
                     Progress(phase="load", peer=stage.device, done=number, total=len(plan.stages))
                 )
-                opened.parts.append(await self._open_stage(stage, self._peer_named(stage.device)))
+                opened.parts.append(
+                    await self._open_stage(stage, self._measured.named(stage.device))
+                )
         except BaseException:
             await uninterrupted(opened.aclose())
             raise
         return opened
 
     async def _open_stage(self, stage: GraphStage, peer: PeerInfo) -> RemotePart:
-        kinds = self._kinds
+        kinds = self._measured.kinds
         part = await run_blocking(lambda: cut_part(self.file, self.atoms, stage.atoms, kinds))
-        held = sum(self._tensor_bytes(number) for number in stage.atoms)
+        held = sum(self._measured.tensor_bytes(number) for number in stage.atoms)
         came, gone = (
             sum(kinds[name].nbytes for name in names if name in kinds)
             for names in (part.inputs, part.outputs)
@@ -338,22 +280,23 @@ class CutGraph:
         return await RemotePart.open(
             part,
             peer,
-            model=self.file.path.name,
-            buffer_bytes=max(LEAST_BUFFER_BYTES, held + came),
-            held_bytes=HELD_BYTES + (RUNS_AT_ONCE + 1) * (came + gone),
-            run_limit_s=self.options.run_limit_s,
+            terms=PartTerms(
+                model=self.file.path.name,
+                buffer_bytes=max(LEAST_BUFFER_BYTES, held + came),
+                held_bytes=HELD_BYTES + (RUNS_AT_ONCE + 1) * (came + gone),
+                run_limit_s=self.options.run_limit_s,
+            ),
             on_progress=self._on_progress,
         )
 
     async def _find_wrong(self, sample: Arrays, tolerance: float) -> tuple[PeerInfo, str] | None:
         """The first device of the plan whose part the trusted device computes otherwise."""
-        opened, trusted = self._opened, self._trusted
+        opened, trusted = self._opened, self._measured.trusted
         assert opened is not None
-        assert trusted is not None
         known = dict(checked(self.file.inputs, sample))
         for stage, remote in zip(opened.plan.stages, opened.parts, strict=True):
             found = await remote.run(known)
-            if remote.peer.id != trusted.id and trusted.id in self._measured:
+            if remote.peer.id != trusted.id and trusted.id in self._measured.ids:
                 other = await self._open_stage(stage, trusted)
                 try:
                     expected = await other.run(known)
@@ -366,56 +309,9 @@ class CutGraph:
         return None
 
     @property
-    def _trusted_name(self) -> str:
-        return "the device that was measured" if self._trusted is None else self._trusted.name
-
-    @property
-    def _kinds(self) -> Mapping[str, TensorKind]:
-        assert self._first is not None, "measured"
-        return self._first.kinds
-
-    @property
     def _tolerance(self) -> float:
-        halves = any(kind.dtype == "float16" for kind in self._kinds.values())
+        halves = any(kind.dtype == "float16" for kind in self._measured.kinds.values())
         return HALF_TOLERANCE if halves else TOLERANCE
-
-    def _peer_named(self, name: str) -> PeerInfo:
-        return next(peer for peer in self._peers.values() if peer.name == name)
-
-    def _tensor_bytes(self, number: int) -> int:
-        assert self._first is not None, "measured"
-        own = sum(self._first.node_bytes[index] for index in self.atoms[number].nodes)
-        return TENSORS_AT_ONCE * own
-
-    def _all_facts(self) -> GraphFacts:
-        kinds = self._kinds
-        names = {name for atom in self.atoms for name in (*atom.inputs, *atom.outputs)}
-        largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
-        apart = LEAST_BUFFER_BYTES + HELD_BYTES + 2 * (RUNS_AT_ONCE + 1) * largest
-        return GraphFacts(
-            atoms=tuple(
-                AtomFacts(
-                    inputs=atom.inputs,
-                    outputs=atom.outputs,
-                    memory_bytes=PACKED * atom.weight_bytes + self._tensor_bytes(number),
-                )
-                for number, atom in enumerate(self.atoms)
-            ),
-            tensor_bytes={name: kinds[name].nbytes if name in kinds else 0 for name in names},
-            results=frozenset(self._results) & names,
-            cuts=tuple(feasible_cuts(self.atoms, kinds)),
-            devices=tuple(
-                GraphDevice(
-                    name=self._peers[id].name,
-                    seconds=measured.seconds,
-                    memory_bytes=max(0, room_bytes(self._peers[id]) - apart),
-                    latency_s=self._ways[id].latency_s,
-                    overhead_s=self._ways[id].overhead_s,
-                    bytes_per_s=self._ways[id].bytes_per_s,
-                )
-                for id, measured in self._measured.items()
-            ),
-        )
 
 
 async def load_cut_graph(
@@ -433,9 +329,10 @@ async def load_cut_graph(
     left on the peers then.
     """
     atoms = await run_blocking(lambda: Atoms(file))
-    graph = CutGraph(file, atoms, options, peers, on_progress)
+    measured = MeasuredPeers(file, atoms, peers, on_progress)
+    graph = CutGraph(file, atoms, options, measured, on_progress)
     try:
-        await graph.measure(sample)
+        await measured.measure(checked(file.inputs, sample), options.run_limit_s)
         if plan_only:
             graph.only_plan()
         else:

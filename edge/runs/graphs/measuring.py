@@ -25,7 +25,7 @@ from edge.graphs.parts import INSIDE, GraphPart, TensorKind, cut_part, echo_part
 from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import PeerInfo, gather_all
-from edge.runs.graphs.remote_part import Arrays, RemotePart
+from edge.runs.graphs.remote_part import Arrays, PartTerms, RemotePart
 
 PROCESS_BYTES = 128 << 20
 """Memory that a part takes beside weights and tensors: its process, and room for small things."""
@@ -47,7 +47,7 @@ _NODE = re.compile(r"edge(\d+)node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class WayToPeer:
     """What it takes to ask a peer, and to move tensors to it and back."""
 
     latency_s: float
@@ -61,9 +61,9 @@ class MeasuredGraph:
     """What was seen of a graph on one peer."""
 
     seconds: tuple[float, ...]
-    """Of each atom."""
+    """The time of each atom."""
     kinds: Mapping[str, TensorKind]
-    """Of all tensors between nodes, and of inputs and outputs."""
+    """The kinds of all tensors between nodes, and of inputs and outputs."""
     node_bytes: tuple[int, ...]
     """Bytes of the tensors that each node of the file gives."""
     results: Arrays
@@ -75,16 +75,15 @@ def room_bytes(peer: PeerInfo) -> int:
     return max(0, min(peer.free_now_bytes, peer.model_free_bytes) - PROCESS_BYTES)
 
 
-async def measure_way(peer: PeerInfo, on_progress: OnProgress) -> Way:
+async def measure_way(peer: PeerInfo, on_progress: OnProgress) -> WayToPeer:
     """Have a part that changes nothing run on the peer, with little and with much."""
     part = echo_part()
     remote = await RemotePart.open(
         part,
         peer,
-        model="measurement",
-        buffer_bytes=32 << 20,
-        held_bytes=16 << 20,
-        run_limit_s=60.0,
+        terms=PartTerms(
+            model="measurement", buffer_bytes=32 << 20, held_bytes=16 << 20, run_limit_s=60.0
+        ),
         on_progress=on_progress,
     )
     try:
@@ -98,7 +97,7 @@ async def measure_way(peer: PeerInfo, on_progress: OnProgress) -> Way:
     finally:
         await remote.aclose()
     moved_s = max(min(large) - min(small), 1e-5)  # what else the devices do only adds to it
-    return Way(
+    return WayToPeer(
         latency_s=statistics.median(small),
         overhead_s=overhead_s,
         bytes_per_s=2 * _ECHO_BYTES / moved_s,
@@ -175,13 +174,15 @@ class _Timing:
         remote = await RemotePart.open(
             self.part,
             self.peer,
-            model=self.file.path.name,
-            buffer_bytes=self.buffer_bytes,
-            held_bytes=self.buffer_bytes // 3,
-            run_limit_s=self.run_limit_s,
+            terms=PartTerms(
+                model=self.file.path.name,
+                buffer_bytes=self.buffer_bytes,
+                held_bytes=self.buffer_bytes // 3,
+                run_limit_s=self.run_limit_s,
+                profile=True,
+                plain=plain,
+            ),
             on_progress=self.on_progress,
-            profile=True,
-            plain=plain,
         )
         loop = asyncio.get_running_loop()
         try:
@@ -195,7 +196,7 @@ class _Timing:
             await remote.aclose()
 
 
-async def measure_ways(peers: Sequence[PeerInfo], on_progress: OnProgress) -> list[Way]:
+async def measure_ways(peers: Sequence[PeerInfo], on_progress: OnProgress) -> list[WayToPeer]:
     """The way to each peer, all at once."""
     return await gather_all(measure_way(peer, on_progress) for peer in peers)
 

@@ -9,6 +9,7 @@ import json
 import re
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,18 @@ class DeviceGoneError(EdgeError):
         """The peer's id."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTerms:
+    """How a part is opened; see `OpenPart`."""
+
+    model: str
+    buffer_bytes: int
+    held_bytes: int
+    run_limit_s: float
+    profile: bool = False
+    plain: bool = False
+
+
 class RemotePart:
     """A part that is open on a peer. Close with `aclose`."""
 
@@ -83,13 +96,8 @@ class RemotePart:
         part: GraphPart,
         peer: PeerInfo,
         *,
-        model: str,
-        buffer_bytes: int,
-        held_bytes: int,
-        run_limit_s: float,
+        terms: PartTerms,
         on_progress: OnProgress,
-        profile: bool = False,
-        plain: bool = False,
     ) -> RemotePart:
         """Send the peer what it lacks of the part, and have it load the part.
 
@@ -106,13 +114,13 @@ class RemotePart:
             await client.call(
                 OpenPart(
                     session=session,
-                    model=model[:200] or "graph",
                     manifest_digest=part.manifest.digest,
-                    buffer_bytes=buffer_bytes,
-                    held_bytes=held_bytes,
-                    run_limit_s=run_limit_s,
-                    profile=profile,
-                    plain=plain,
+                    model=terms.model[:200] or "graph",
+                    buffer_bytes=terms.buffer_bytes,
+                    held_bytes=terms.held_bytes,
+                    run_limit_s=terms.run_limit_s,
+                    profile=terms.profile,
+                    plain=terms.plain,
                 )
             )
         except BaseException as error:

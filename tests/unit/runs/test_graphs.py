@@ -20,7 +20,7 @@ from edge.graphs.onnx_file import GraphValue, open_onnx
 from edge.partition import GraphChoice, GraphPlan, GraphStage, estimate_graph
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import PeerInfo, describe_peer
-from edge.runs.graphs import cut_graph, measuring
+from edge.runs.graphs import cut_graph, measured_peers, measuring
 from edge.runs.graphs.agreement import compare
 from edge.runs.graphs.cut_graph import (
     CutGraph,
@@ -170,7 +170,7 @@ def test_a_device_with_other_results_is_refused_by_name(
 
     monkeypatch.setattr(RemotePart, "run", wrong_run)
     monkeypatch.setattr(cut_graph, "choose_graph_plan", always_both)
-    monkeypatch.setattr(cut_graph, "room_bytes", lambda _peer: 1 << 30)  # the first is measured
+    monkeypatch.setattr(measured_peers, "room_bytes", lambda _peer: 1 << 30)  # all are alike
     path, sample = written(branches(), tmp_path), KINDS["branches"][1](0)
 
     async def main() -> None:

@@ -1,0 +1,101 @@
+"""The method of a cluster that loads a graph, with and without an event loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from edge.api.graph import AskedPlan, AsyncGraph, Graph, GraphInputs, load_graph
+from edge.api.progress_bars import progress_bars
+from edge.concurrency.loop_thread import LoopThread
+from edge.option_fields import checks_calls
+from edge.partition import Objective
+from edge.progress import OnProgress
+from edge.protocol.peer_info import PeerInfo
+
+
+@checks_calls
+class ClusterGraphs(ABC):
+    """A cluster onto which graphs are loaded."""
+
+    _graphs: list[AsyncGraph]
+
+    @property
+    @abstractmethod
+    def peers(self) -> tuple[PeerInfo, ...]:
+        """The peers, as they last described themselves."""
+
+    async def load_graph(
+        self,
+        path: str | Path,
+        *,
+        plan: AskedPlan = "auto",
+        objective: Objective = "latency",
+        sample: GraphInputs | None = None,
+        time_limit_s: float = 60.0,
+        plan_only: bool = False,
+        progress: bool | OnProgress | None = None,
+    ) -> AsyncGraph:
+        """Load an ONNX graph of any kind, cut over the peers where that takes less.
+
+        plan: "auto", or a GraphPlan or its JSON, with names of peers. objective: the least seconds
+        of one input, or the most inputs per second of a stream. sample: an array for each input, by
+        which the graph is measured and the cut compared with the uncut graph; free dimensions are 1
+        without it, so times and memory are of little use then. time_limit_s: seconds of one part of
+        one input, after which a peer ends it. plan_only: measure and plan, open nothing. progress:
+        as of `load`.
+
+        Each peer gets every weight once, to be measured; of peers of one machine with one setup,
+        one does. Raises CheckpointError for a file that is no graph that can be run, CapacityError
+        if the peers have no room, PlanError for a plan that does not fit to the graph, RequestError
+        for a sample of another form or a graph that ONNX Runtime cannot load, and PeerError if the
+        results of a peer differ and no other one is left. Nothing is left on the peers then.
+        """
+        with progress_bars(progress) as on_progress:
+            graph = await load_graph(
+                path,
+                self.peers,
+                on_progress,
+                plan=plan,
+                objective=objective,
+                sample=sample,
+                time_limit_s=time_limit_s,
+                plan_only=plan_only,
+            )
+        self._graphs.append(graph)
+        return graph
+
+
+@checks_calls
+class BlockingClusterGraphs:
+    """The same for callers without an event loop."""
+
+    _cluster: ClusterGraphs
+    _loop: LoopThread
+
+    def load_graph(
+        self,
+        path: str | Path,
+        *,
+        plan: AskedPlan = "auto",
+        objective: Objective = "latency",
+        sample: GraphInputs | None = None,
+        time_limit_s: float = 60.0,
+        plan_only: bool = False,
+        progress: bool | OnProgress | None = None,
+    ) -> Graph:
+        """Load an ONNX graph of any kind, cut over the peers where that takes less.
+
+        plan: "auto", or a GraphPlan or its JSON. objective: the least seconds of one input, or the
+        most inputs per second. sample: an array for each input, by which the graph is measured.
+        """
+        loading = self._cluster.load_graph(
+            path,
+            plan=plan,
+            objective=objective,
+            sample=sample,
+            time_limit_s=time_limit_s,
+            plan_only=plan_only,
+            progress=progress,
+        )
+        return Graph(self._loop.run(loading), self._loop)

@@ -1,0 +1,156 @@
+"""The peers of one graph, as they were measured, and the facts for its plan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from edge.errors import CapacityError
+from edge.graphs.atoms import Atoms
+from edge.graphs.onnx_file import OnnxFile
+from edge.graphs.parts import TensorKind, feasible_cuts
+from edge.partition import AtomFacts, GraphDevice, GraphFacts
+from edge.progress import OnProgress
+from edge.protocol.peer_info import PeerInfo
+from edge.runs.graphs.measuring import (
+    PACKED,
+    TENSORS_AT_ONCE,
+    MeasuredGraph,
+    WayToPeer,
+    measure_graph,
+    measure_ways,
+    room_bytes,
+)
+from edge.runs.graphs.remote_part import RUNS_AT_ONCE, Arrays, DeviceGoneError
+
+LEAST_BUFFER_BYTES = 48 << 20
+"""Memory for tensors of the smallest part: ONNX Runtime takes its memory in steps."""
+
+HELD_BYTES = 4 << 20
+"""Memory of a peer for small inputs and results that wait; more is counted from the sample."""
+
+_log = logging.getLogger(__name__)
+
+
+class MeasuredPeers:
+    """The peers that a graph may use; those that are lost or refused are forgotten."""
+
+    def __init__(
+        self, file: OnnxFile, atoms: Atoms, peers: Sequence[PeerInfo], on_progress: OnProgress
+    ) -> None:
+        self.losses = 0
+        """Peers that were lost, or had no room."""
+        self._file, self._atoms = file, atoms
+        self._peers = {peer.id: peer for peer in peers}
+        self._on_progress = on_progress
+        self._ways: dict[str, WayToPeer] = {}
+        self._measured: dict[str, MeasuredGraph] = {}
+        """By the id of the peer; peers that are set up alike have the same."""
+        self._first: MeasuredGraph | None = None
+        self._trusted: PeerInfo | None = None
+
+    @property
+    def ids(self) -> Collection[str]:
+        """Ids of the peers that are left."""
+        return self._measured.keys()
+
+    @property
+    def trusted(self) -> PeerInfo:
+        """The peer that computed the uncut graph."""
+        assert self._trusted is not None, "measured"
+        return self._trusted
+
+    @property
+    def results(self) -> Arrays:
+        """The outputs of the uncut graph for the sample."""
+        assert self._first is not None, "measured"
+        return self._first.results
+
+    @property
+    def kinds(self) -> Mapping[str, TensorKind]:
+        """The kinds of all tensors."""
+        assert self._first is not None, "measured"
+        return self._first.kinds
+
+    async def measure(self, sample: Arrays, run_limit_s: float) -> None:
+        """Measure the graph on every peer. Peers of one machine with one setup share times."""
+        shared: dict[tuple[str | None, str], MeasuredGraph] = {}
+        for peer in sorted(self._peers.values(), key=room_bytes, reverse=True):
+            setup = peer.host, str(peer.identity)
+            if setup not in shared:
+                try:
+                    shared[setup] = await measure_graph(
+                        self._file,
+                        self._atoms,
+                        peer,
+                        sample,
+                        known=self._first,
+                        run_limit_s=run_limit_s,
+                        on_progress=self._on_progress,
+                    )
+                except DeviceGoneError:
+                    self.lose(peer.id)
+                    continue
+                except CapacityError as error:
+                    _log.warning("%s is left out: %s", peer.name, error)
+                    self.lose(peer.id)
+                    continue
+                if self._first is None:
+                    self._first, self._trusted = shared[setup], peer
+            self._measured[peer.id] = shared[setup]
+        if self._first is None:
+            raise CapacityError("no device has room to run this graph once")
+        ids = list(self._measured)
+        ways = await measure_ways([self._peers[id] for id in ids], self._on_progress)
+        self._ways = dict(zip(ids, ways, strict=True))
+
+    def named(self, name: str) -> PeerInfo:
+        """The peer of this name, which is left."""
+        return next(peer for peer in self._peers.values() if peer.name == name)
+
+    def lose(self, device: str) -> None:
+        """Forget a peer that is gone, or has no room."""
+        if self._peers.pop(device, None) is not None:
+            self.losses += 1
+        self._measured.pop(device, None)
+
+    def refuse(self, device: str) -> None:
+        """Use this peer no more."""
+        del self._measured[device]
+
+    def tensor_bytes(self, number: int) -> int:
+        """Memory for the tensors of an atom."""
+        assert self._first is not None, "measured"
+        own = sum(self._first.node_bytes[index] for index in self._atoms[number].nodes)
+        return TENSORS_AT_ONCE * own
+
+    def facts(self) -> GraphFacts:
+        """What a plan follows from, of the peers that are left."""
+        kinds = self.kinds
+        names = {name for atom in self._atoms for name in (*atom.inputs, *atom.outputs)}
+        largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
+        apart = LEAST_BUFFER_BYTES + HELD_BYTES + 2 * (RUNS_AT_ONCE + 1) * largest
+        return GraphFacts(
+            atoms=tuple(
+                AtomFacts(
+                    inputs=atom.inputs,
+                    outputs=atom.outputs,
+                    memory_bytes=PACKED * atom.weight_bytes + self.tensor_bytes(number),
+                )
+                for number, atom in enumerate(self._atoms)
+            ),
+            tensor_bytes={name: kinds[name].nbytes if name in kinds else 0 for name in names},
+            results=frozenset(each.name for each in self._file.outputs) & names,
+            cuts=tuple(feasible_cuts(self._atoms, kinds)),
+            devices=tuple(
+                GraphDevice(
+                    name=self._peers[id].name,
+                    seconds=measured.seconds,
+                    memory_bytes=max(0, room_bytes(self._peers[id]) - apart),
+                    latency_s=self._ways[id].latency_s,
+                    overhead_s=self._ways[id].overhead_s,
+                    bytes_per_s=self._ways[id].bytes_per_s,
+                )
+                for id, measured in self._measured.items()
+            ),
+        )
