@@ -6,6 +6,7 @@ a reply begins with a line of one word, its kind.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -58,7 +59,8 @@ class ConfinedProcess:
     def ask(self, *request: Buffer, wall_s: float | None = None) -> tuple[str, bytes]:
         """The kind of the reply and its content; "exhausted": a limit ended the process.
 
-        request: its parts, which are sent one behind the other. wall_s: another limit of time.
+        request: its parts, which are sent one behind the other. wall_s: another limit of time;
+        infinite: the caller ends the process by `kill`.
         """
         limits = self._limits if wall_s is None else replace(self._limits, wall_s=wall_s)
         with self._mutex:
@@ -147,7 +149,8 @@ def _exchange(
 
     limit = threading.Timer(limits.wall_s, end_it)  # not every system can wait for pipes so
     limit.daemon = True
-    limit.start()
+    if limits.wall_s < math.inf:
+        limit.start()
     try:
         for part in (sum(map(len, request)).to_bytes(LENGTH_BYTES, "little"), *request):
             rest = memoryview(part)

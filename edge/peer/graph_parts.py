@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -186,30 +187,41 @@ class _HostedPart:
             run = await self._queue.get()
             began_s = time.perf_counter()
             try:
-                kind, content = await run_blocking(
-                    partial(self._run, run.inputs), stop=self._process.kill
-                )
+                kind, content = await self._computed(run)
                 excess = self._excess("results", len(content))
                 if kind == "ran" and excess is None:
                     run.result = content
                     self.held_bytes += len(content)
-                elif kind == "ran":
-                    run.failure = excess
                 else:
-                    run.failure = self._cause(kind, content)
+                    run.failure = excess if kind == "ran" else self._cause(kind, content)
             except OSError as error:
                 run.failure = f"its process cannot be started: {error.strerror}"
             run.computed_s = time.perf_counter() - began_s
             run.ended.set()
 
-    def _run(self, inputs: bytearray) -> tuple[str, bytes]:
+    async def _computed(self, run: _Run) -> tuple[str, bytes]:
         if self._is_closing:
             return "failed", b"the part was closed"
         if not self._process.is_running:  # a limit ended it
-            kind, content = self._ask_load()
+            kind, content = await run_blocking(self._ask_load, stop=self._process.kill)
             if kind != "loaded":
                 return kind, content
-        return self._process.ask(b"run\n", inputs)
+        limit_s, is_late = self.call.run_limit_s, asyncio.Event()
+
+        def end_it() -> None:
+            is_late.set()
+            self._process.kill()
+
+        # By the loop: a timer of its own for each request would be a thread.
+        timer = asyncio.get_running_loop().call_later(limit_s, end_it)
+        try:
+            asking = partial(self._process.ask, b"run\n", run.inputs, wall_s=math.inf)
+            kind, content = await run_blocking(asking, stop=self._process.kill)
+        finally:
+            timer.cancel()
+        if kind == "exhausted" and is_late.is_set():
+            return "failed", f"it did not end within {limit_s:g} s".encode()
+        return kind, content
 
     def _ask_load(self) -> tuple[str, bytes]:
         return self._process.ask(self._load, wall_s=_LOAD_LIMIT_S)
