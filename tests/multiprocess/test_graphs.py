@@ -15,6 +15,7 @@ import pytest
 import edge as edge_package
 from edge.partition import GraphPlan, GraphStage
 from tests.support.processes import ROOT, Daemon, edge, start_together
+from tests.support.slow_cases import shown_in_parts
 from tests.support.small_graphs import KINDS, agree, cnn, computed, written
 
 KILLED_BEHIND = 20
@@ -41,6 +42,20 @@ def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_command_computes_and_saves_the_outputs(
+    model_folder: Path, daemons: list[Daemon]
+) -> None:
+    peers = [word for each in daemons for word in ("--peer", each.address)]
+    words = ("--input", "x=x.npy", "--output", "y=y.npy", "--json")
+    done = edge("graph", "run", "model.onnx", *words, *peers)
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["outputs"]["y"]["shape"] == [2, 4]
+    assert told["difference"] is not None
+    agree({"y": np.load(model_folder / "y.npy")}, computed(cnn(), KINDS["cnn"][1](0)))
+
+
+@shown_in_parts("unit/runs/test_graphs.py", "multiprocess/test_graphs.py")
 def test_the_commands_and_the_program_of_the_guide_run(
     model_folder: Path, capsys: pytest.CaptureFixture[str], daemons: list[Daemon]
 ) -> None:
