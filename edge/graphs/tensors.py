@@ -60,7 +60,10 @@ def unpack(blob: bytes | bytearray | memoryview) -> tuple[dict[str, NDArray[Any]
     length = int.from_bytes(view[:_HEAD], "little")
     if len(view) < _HEAD or length > MOST_TABLE_BYTES or _HEAD + length > len(view):
         raise ValueError("the table of tensors is cut off")
-    others = json.loads(bytes(view[_HEAD : _HEAD + length]))
+    try:
+        others = json.loads(bytes(view[_HEAD : _HEAD + length]))
+    except RecursionError as error:
+        raise ValueError("the table of tensors is too deep") from error
     if not isinstance(others, dict) or not isinstance(others.get("tensors"), list):
         raise ValueError("there is no table of tensors")
     table, place = others.pop("tensors"), _HEAD + length
@@ -88,7 +91,7 @@ def _checked(entry: Any) -> tuple[str, str, tuple[int, ...], int]:
     if not isinstance(entry, list) or len(entry) != 4:
         raise ValueError("an entry of the table is no tensor")
     name, dtype, shape, nbytes = entry
-    if not isinstance(name, str) or dtype not in DTYPES:
+    if not isinstance(name, str) or not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError("a tensor has no name, or no type that travels")
     if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(map(_is_size, shape)):
         raise ValueError(f"a tensor has no shape of at most {MOST_AXES} axes")

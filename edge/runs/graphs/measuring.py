@@ -43,6 +43,7 @@ _ECHOES = 9
 _TOGETHER = 30
 _ECHO_BYTES = 1 << 20
 
+_MOST_MICROS = 1e12
 _NODE = re.compile(r"edge(\d+)node")
 
 
@@ -295,7 +296,9 @@ def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, flo
         try:
             name, micros, told = event
             match = _NODE.findall(name)
-            found.append((int(match[-1][:9]) if match else None, float(micros), list(told)))
+            if not 0.0 <= (taken := float(micros)) < _MOST_MICROS:
+                raise ValueError(f"{taken} microseconds")
+            found.append((int(match[-1][:9]) if match else None, taken, list(told)))
         except (TypeError, ValueError) as error:
             raise PeerError(peer.name, "sent times of nodes that make no sense") from error
     return found

@@ -79,9 +79,13 @@ class PartTerms:
 class RemotePart:
     """A part that is open on a peer. Close with `aclose`."""
 
-    def __init__(self, part: GraphPart, peer: PeerInfo, client: PeerClient, session: str) -> None:
+    def __init__(
+        self, part: GraphPart, peer: PeerInfo, client: PeerClient, session: str, held_bytes: int
+    ) -> None:
+        """held_bytes: see `OpenPart`."""
         self.part = part
         self.peer = peer
+        self._held_bytes = held_bytes
         self.computed_s: list[float] = []
         """Seconds of the newest runs by the peer's clock."""
         self._client, self._session = client, session
@@ -131,7 +135,7 @@ class RemotePart:
             if isinstance(error, RequestError):
                 raise RequestError(named(part, str(error))) from error
             raise
-        return cls(part, peer, client, session)
+        return cls(part, peer, client, session, terms.held_bytes)
 
     async def run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
         """The part's outputs for these tensors.
@@ -150,7 +154,7 @@ class RemotePart:
         answer = await self._asked(ProfilePart(session=self._session))
         try:
             found = json.loads(bytes(answer.content))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PeerError(self.peer.name, "sent times of nodes that are no JSON") from error
         nodes, types = (
             found.get(n) if isinstance(found, dict) else None for n in ("nodes", "types")
@@ -219,6 +223,8 @@ class RemotePart:
         return piece
 
     async def _results(self, number: int, piece: PartPiece) -> dict[str, NDArray[Any]]:
+        if piece.total_bytes > self._held_bytes:
+            raise PeerError(self.peer.name, "sent results that are larger than what it may keep")
         blob = bytes(piece.content)
         if len(blob) < piece.total_bytes:
             parts = [blob]

@@ -43,6 +43,8 @@ def blob(table: object, content: bytes = b"") -> bytes:
     "bad",
     [
         b"", b"\xff\xff\xff\xff", b"\1\0\0\0[", blob({}),
+        (99999).to_bytes(4, "little") + b"[" * 99999,
+        blob([["a", ["float32"], [1], 4]], bytes(4)),
         blob([["a", "float32", [1], 8]], bytes(8)),
         blob([["a", "float32", [1 << 50], 4]], bytes(4)), blob([["a", "float32", [1], 4]]),
         blob([["a", "object", [1], 8]], bytes(8)), blob([], b"more"), blob([[]]),
