@@ -132,7 +132,11 @@ def _beside(stack: contextlib.ExitStack, given: Given, path: Path) -> Figures:
 
         def read(number: int, model: edge.Model = model) -> dict[str, float]:
             told = model.chat(_question(number), max_new_tokens=2).statistics
-            return {"seconds": told["first_token_s"], "predicted": told["predicted_first_token_s"]}
+            return {
+                "seconds": told["first_token_s"],
+                "predicted": told["predicted_first_token_s"],
+                "reading": told["pictures_s"] / (told["predicted_pictures_s"] or float("nan")),
+            }
 
         sides["alone" if len(peers) == 1 else "beside"] = read
     for turn in in_turn(sides, given.rounds):
@@ -140,6 +144,7 @@ def _beside(stack: contextlib.ExitStack, given: Given, path: Path) -> Figures:
         for side, told in turn.items():
             figures.add(f"first token, {side}", "s", told["seconds"])
             figures.add(f"first token, {side}, predicted", "s", told["predicted"])
+            figures.add(f"reading, {side}, measured / predicted", "ratio", told["reading"])
         measured = alone["seconds"] - beside["seconds"]
         predicted = alone["predicted"] - beside["predicted"]
         figures.add("sooner, measured / predicted", "ratio", measured / predicted)
