@@ -8,6 +8,7 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
@@ -39,15 +40,17 @@ async def run_blocking(
     *,
     stop: Callable[[], object] | None = None,
     discard: Callable[[T], object] | None = None,
+    threads: Executor | None = None,
 ) -> T:
-    """The result of `work`, run in a thread.
+    """The result of `work`, run in a thread: of `threads`, for work that may take minutes, else of
+    those that all share.
 
     A cancelled `asyncio.to_thread` returns at once, while its thread still uses files that the
     caller is about to close. This function calls `stop`, waits for the thread, passes an unused
     result to `discard`, and only then raises CancelledError.
     """
     context = contextvars.copy_context()
-    future = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(work))
+    future = asyncio.get_running_loop().run_in_executor(threads, lambda: context.run(work))
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:

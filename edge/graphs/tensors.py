@@ -26,6 +26,7 @@ MOST_TENSORS = 4096
 MOST_AXES = 16
 MOST_TABLE_BYTES = 16 << 20
 MOST_BYTES = 1 << 40
+_MOST_VALUES = 64 * MOST_TENSORS
 _HEAD = 4
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -60,8 +61,11 @@ def unpack(blob: bytes | bytearray | memoryview) -> tuple[dict[str, NDArray[Any]
     length = int.from_bytes(view[:_HEAD], "little")
     if len(view) < _HEAD or length > MOST_TABLE_BYTES or _HEAD + length > len(view):
         raise ValueError("the table of tensors is cut off")
+    head = bytes(view[_HEAD : _HEAD + length])
+    if head.count(b",") + head.count(b"[") > _MOST_VALUES:  # each may take 60 bytes of memory
+        raise ValueError("the table of tensors has too many values")
     try:
-        others = json.loads(bytes(view[_HEAD : _HEAD + length]))
+        others = json.loads(head)
     except RecursionError as error:
         raise ValueError("the table of tensors is too deep") from error
     if not isinstance(others, dict) or not isinstance(others.get("tensors"), list):

@@ -49,6 +49,7 @@ class ConfinedProcess:
         self._limits = limits
         self._mutex = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
         self._stop: weakref.finalize[..., object] | None = None
 
     @property
@@ -56,25 +57,36 @@ class ConfinedProcess:
         """Whether what earlier requests left in the process is still there."""
         return self._running is not None
 
-    def ask(self, *request: Buffer, wall_s: float | None = None) -> tuple[str, bytes]:
+    def ask(
+        self, *request: Buffer, wall_s: float | None = None, reply_bytes: int | None = None
+    ) -> tuple[str, bytearray]:
         """The kind of the reply and its content; "exhausted": a limit ended the process.
 
         request: its parts, which are sent one behind the other. wall_s: another limit of time;
-        infinite: the caller ends the process by `kill`.
+        infinite: the caller ends the process by `kill`. reply_bytes: another limit of the reply.
         """
-        limits = self._limits if wall_s is None else replace(self._limits, wall_s=wall_s)
+        limits = replace(
+            self._limits,
+            wall_s=self._limits.wall_s if wall_s is None else wall_s,
+            reply_bytes=self._limits.reply_bytes if reply_bytes is None else reply_bytes,
+        )
         with self._mutex:
             if self._running is None:
                 self._start()
             process = self._running
             assert process is not None, "just started"
+            if self._is_closed:
+                self._end()
+                return "exhausted", bytearray()
             try:
                 reply = _exchange(process, request, limits)
                 end = reply.index(b"\n", 0, _KIND_BYTES)
-                return reply[:end].decode(), bytes(memoryview(reply)[end + 1 :])
+                kind = reply[:end].decode()
+                del reply[: end + 1]  # no copy of what may be large
+                return kind, reply
             except (OSError, EOFError, ValueError) as error:
                 self._end()
-                return "exhausted", self._cause(process, error).encode()
+                return "exhausted", bytearray(self._cause(process, error).encode())
             except BaseException:  # the next request must not get this one's reply
                 self._end()
                 raise
@@ -89,6 +101,11 @@ class ConfinedProcess:
         process = self._running
         if process is not None:
             process.kill()
+
+    def forbid(self) -> None:
+        """End the process now, and start none any more: requests get "exhausted"."""
+        self._is_closed = True  # a start under way looks here once the process is known
+        self.kill()
 
     def _end(self) -> None:
         if self._stop is not None:
@@ -158,7 +175,7 @@ def _exchange(
                 rest = rest[requests.write(rest) :]
         length = int.from_bytes(read(LENGTH_BYTES), "little")
         if length > limits.reply_bytes + _KIND_BYTES:
-            raise ValueError(f"it wrote {length:,} bytes")
+            raise ValueError(f"it gives {length:,} bytes, and {limits.reply_bytes:,} are the most")
         return read(length)
     except (EOFError, OSError):
         if is_late.is_set():

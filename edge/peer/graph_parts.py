@@ -12,6 +12,7 @@ import math
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,7 @@ from typing import Any
 
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import PeerError, ProtocolError, RequestError
-from edge.graphs.parts import GRAPH_NAME
+from edge.graphs.parts import GRAPH_NAME, INSIDE
 from edge.host.confined_process import ConfinedProcess, Limits
 from edge.host.free_memory import format_size
 from edge.memory.ledger import Use
@@ -43,8 +44,6 @@ PACKED = 2
 
 _LOAD_LIMIT_S = 600.0
 _PROFILE_BYTES = 16 << 20
-_CPU_LIMIT_S = 1e6
-"""The peer's clock ends a process that takes too long, whatever it does."""
 
 
 @dataclass(slots=True)
@@ -54,7 +53,7 @@ class _Run:
     inputs: bytearray
     got: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    result: bytes = b""
+    result: bytearray = field(default_factory=bytearray)
     failure: str | None = None
     computed_s: float = 0.0
 
@@ -87,23 +86,27 @@ class _HostedPart:
                     "nbytes": graph.nbytes,
                     "profile": call.profile,
                     "plain": call.plain,
+                    "inside": INSIDE,
                 }
             ).encode()
         )
         limits = Limits(
-            cpu_s=_CPU_LIMIT_S,
+            # The peer's clock ends a process that takes too long; this one, if the peer is gone.
+            cpu_s=(call.run_limit_s + _LOAD_LIMIT_S) * threads,
             wall_s=call.run_limit_s,
             memory_bytes=memory_bytes,
             reply_bytes=max(call.held_bytes, _PROFILE_BYTES if call.profile else 0),
         )
         folder = "" if self._folder is None else self._folder.name
         self._process = ConfinedProcess(_PROGRAM, limits, (str(threads), folder))
+        # Of its own: a run may take minutes, and others must not wait for a thread so long.
+        self._thread = ThreadPoolExecutor(1, "edge-graph-part")
         self._queue: asyncio.Queue[_Run] = asyncio.Queue()
         self._computing: asyncio.Task[None] | None = None
 
     async def load(self) -> None:
         """Start the process. Raises RequestError with the cause if the part cannot be loaded."""
-        kind, content = await run_blocking(self._ask_load, stop=self._process.kill)
+        kind, content = await self._asked(self._ask_load)
         if kind != "loaded":
             raise RequestError(f"the graph cannot be loaded: {self._cause(kind, content)}")
         self._computing = asyncio.create_task(self._compute())
@@ -141,10 +144,11 @@ class _HostedPart:
             total_bytes=len(run.result), computed_s=run.computed_s, content=content
         )
 
-    async def profile(self) -> bytes:
-        kind, content = await run_blocking(
-            lambda: self._process.ask(b"profile\n", wall_s=_LOAD_LIMIT_S),
-            stop=self._process.kill,
+    async def profile(self) -> bytearray:
+        kind, content = await self._asked(
+            lambda: self._process.ask(
+                b"profile\n", wall_s=_LOAD_LIMIT_S, reply_bytes=_PROFILE_BYTES
+            )
         )
         if kind != "profile":
             raise RequestError(f"the nodes were not timed: {self._cause(kind, content)}")
@@ -153,7 +157,7 @@ class _HostedPart:
     def end_waits(self) -> None:
         """End all runs now, because the part is about to close."""
         self._is_closing = True
-        self._process.kill()
+        self._process.forbid()
         for run in self.runs.values():
             run.failure = "the part was closed"
             run.ended.set()
@@ -164,6 +168,7 @@ class _HostedPart:
             self._computing.cancel()
             await asyncio.gather(self._computing, return_exceptions=True)
         await run_blocking(self._process.close)
+        self._thread.shutdown(wait=False)
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -199,11 +204,14 @@ class _HostedPart:
             run.computed_s = time.perf_counter() - began_s
             run.ended.set()
 
-    async def _computed(self, run: _Run) -> tuple[str, bytes]:
+    async def _asked(self, ask: Callable[[], tuple[str, bytearray]]) -> tuple[str, bytearray]:
+        return await run_blocking(ask, stop=self._process.kill, threads=self._thread)
+
+    async def _computed(self, run: _Run) -> tuple[str, bytearray]:
         if self._is_closing:
-            return "failed", b"the part was closed"
+            return "failed", bytearray(b"the part was closed")
         if not self._process.is_running:  # a limit ended it
-            kind, content = await run_blocking(self._ask_load, stop=self._process.kill)
+            kind, content = await self._asked(self._ask_load)
             if kind != "loaded":
                 return kind, content
         limit_s, is_late = self.call.run_limit_s, asyncio.Event()
@@ -215,18 +223,21 @@ class _HostedPart:
         # By the loop: a timer of its own for each request would be a thread.
         timer = asyncio.get_running_loop().call_later(limit_s, end_it)
         try:
-            asking = partial(self._process.ask, b"run\n", run.inputs, wall_s=math.inf)
-            kind, content = await run_blocking(asking, stop=self._process.kill)
+            room = self.call.held_bytes - self.held_bytes
+            asking = partial(
+                self._process.ask, b"run\n", run.inputs, wall_s=math.inf, reply_bytes=max(0, room)
+            )
+            kind, content = await self._asked(asking)
         finally:
             timer.cancel()
         if kind == "exhausted" and is_late.is_set():
-            return "failed", f"it did not end within {limit_s:g} s".encode()
+            return "failed", bytearray(f"it did not end within {limit_s:g} s".encode())
         return kind, content
 
-    def _ask_load(self) -> tuple[str, bytes]:
+    def _ask_load(self) -> tuple[str, bytearray]:
         return self._process.ask(self._load, wall_s=_LOAD_LIMIT_S)
 
-    def _cause(self, kind: str, content: bytes) -> str:
+    def _cause(self, kind: str, content: bytearray) -> str:
         cause = content.decode("utf-8", "replace").strip()
         if kind == "exhausted":
             limit = format_size(self._memory_bytes)
@@ -288,11 +299,10 @@ class CoordinatorParts:
                 stack.callback(self._shards.give_back)
                 await self._peer.reserve(name, use, self._user)
                 stack.callback(self._peer.release, name)
-                own = use.total - PROCESS_BYTES - call.held_bytes
+                own = PACKED * shard.manifest.total_bytes + call.buffer_bytes
                 part = _HostedPart(call, shard, self._peer.settings.threads, own)
                 stack.push_async_callback(part.aclose)
-                async with self._peer.loading.turn(self._owner):
-                    await part.load()
+                await part.load()  # its memory is reserved, so nobody needs to wait for it
                 stack.pop_all()
         finally:
             self._opening.discard(call.session)
@@ -334,9 +344,12 @@ def part_use(weight_bytes: int, call: frames.OpenPart) -> Use:
     """The memory of a part: its weights, packed, a process with tensors, and what waits here."""
     return Use(
         weight_bytes=PACKED * weight_bytes,
-        buffer_bytes=PROCESS_BYTES + call.buffer_bytes + call.held_bytes,
+        buffer_bytes=PROCESS_BYTES
+        + call.buffer_bytes
+        + call.held_bytes
+        + call.profile * _PROFILE_BYTES,
     )
 
 
 def _use_name(session: str) -> str:
-    return f"{session}/part"
+    return f"part {session}"

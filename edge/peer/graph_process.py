@@ -60,6 +60,7 @@ class _Part:
         if asked["plain"]:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self._session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self._inside = asked["inside"]
         self._plain = content if asked["plain"] else None
         self._outputs = [each.name for each in self._session.get_outputs()]
 
@@ -97,7 +98,9 @@ class _Part:
                 [_kind(each) for each in event["args"].get("output_type_shape", ())],
             ]
             for event in events
-            if event.get("cat") == "Node" and event["name"].endswith("_kernel_time")
+            if event.get("cat") == "Node"
+            and event["name"].endswith("_kernel_time")
+            and self._inside not in event["name"]  # of a loop's body, which is many
         ]
 
 

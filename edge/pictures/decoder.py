@@ -80,7 +80,7 @@ class PictureDecoder:
                 f"the picture does not suit the model: {error}", remedy="give another picture"
             ) from error
 
-    def _read(self, content: bytes) -> Picture:
+    def _read(self, content: bytearray) -> Picture:
         end = content.index(b"\n")
         head, place = json.loads(content[:end]), end + 1
         tiles = []

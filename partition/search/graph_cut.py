@@ -45,6 +45,8 @@ def choose_graph_plan(facts: GraphFacts, objective: Objective) -> GraphChoice | 
     alone = _best(facts, objective, _alone(facts))
     chain = best_chain(facts, objective)
     found = [] if chain is None else [chain]
+    if alone is not None:  # of the fastest devices, which chains are made of, none may have room
+        found.append(alone[0])
     best = _best(facts, objective, found)
     if objective == "latency" and best is not None:
         best = best_fork(facts, best)

@@ -102,7 +102,14 @@ class MeasuredPeers:
             raise CapacityError("no device has room to run this graph once")
         ids = list(self._measured)
         ways = await measure_ways([self._peers[id] for id in ids], self._on_progress)
-        self._ways = dict(zip(ids, ways, strict=True))
+        for id, way in zip(ids, ways, strict=True):
+            if isinstance(way, WayToPeer):
+                self._ways[id] = way
+                continue
+            _log.warning("%s is left out: %s", self._peers[id].name, way)
+            self.lose(id)
+        if not self._measured:
+            raise CapacityError("no device is left that could run this graph")
 
     def named(self, name: str) -> PeerInfo:
         """The peer of this name, which is left."""

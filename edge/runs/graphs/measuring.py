@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.concurrency.blocking import run_blocking
-from edge.errors import CapacityError, PeerError
+from edge.errors import CapacityError, EdgeError, PeerError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import OnnxFile
 from edge.graphs.parts import INSIDE, GraphPart, TensorKind, cut_part, echo_part
+from edge.graphs.tensors import DTYPES
 from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import PeerInfo, gather_all
-from edge.runs.graphs.remote_part import Arrays, PartTerms, RemotePart
+from edge.runs.graphs.remote_part import Arrays, DeviceGoneError, PartTerms, RemotePart
 
 PROCESS_BYTES = 128 << 20
 """Memory that a part takes beside weights and tensors: its process, and room for small things."""
@@ -197,9 +198,18 @@ class _Timing:
             await remote.aclose()
 
 
-async def measure_ways(peers: Sequence[PeerInfo], on_progress: OnProgress) -> list[WayToPeer]:
-    """The way to each peer, all at once."""
-    return await gather_all(measure_way(peer, on_progress) for peer in peers)
+async def measure_ways(
+    peers: Sequence[PeerInfo], on_progress: OnProgress
+) -> list[WayToPeer | EdgeError]:
+    """The way to each peer, all at once; the error of one that is gone or has no room."""
+
+    async def one(peer: PeerInfo) -> WayToPeer | EdgeError:
+        try:
+            return await measure_way(peer, on_progress)
+        except (DeviceGoneError, CapacityError) as error:
+            return error
+
+    return await gather_all(map(one, peers))
 
 
 def _sections(atoms: Atoms, peer: PeerInfo) -> list[range]:
@@ -227,7 +237,7 @@ def _kind_of(array: NDArray[Any]) -> TensorKind:
     return TensorKind(dtype=dtype, shape=array.shape, nbytes=nbytes)
 
 
-_ITEM_BYTES = {"bool": 1, "float16": 2, "float32": 4, "float64": 8, "string": 16}
+_ITEM_BYTES = {"bool": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "string": 16}
 
 
 def _see_kinds(
@@ -257,6 +267,8 @@ def _told_kind(told: Any) -> TensorKind | None:
     try:
         dtype, shape = told
         sizes = tuple(int(size) for size in shape)
+        if dtype not in (*DTYPES, "bfloat16") or min(sizes, default=0) < 0:
+            return None
         item = _ITEM_BYTES.get(dtype) or np.dtype(dtype).itemsize
         return TensorKind(
             dtype=dtype, shape=sizes, nbytes=min(1 << 50, item * int(np.prod(sizes, dtype=float)))
@@ -299,6 +311,6 @@ def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, flo
             if not 0.0 <= (taken := float(micros)) < _MOST_MICROS:
                 raise ValueError(f"{taken} microseconds")
             found.append((int(match[-1][:9]) if match else None, taken, list(told)))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise PeerError(peer.name, "sent times of nodes that make no sense") from error
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import re
 import uuid
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from edge.errors import (
 )
 from edge.graphs.parts import GraphPart
 from edge.graphs.tensors import pack, unpack
+from edge.offload import parse_json
 from edge.progress import OnProgress
 from edge.protocol.client import PeerClient
 from edge.protocol.graph_frames import (
@@ -153,8 +153,8 @@ class RemotePart:
         see `OpenPart`."""
         answer = await self._asked(ProfilePart(session=self._session))
         try:
-            found = json.loads(bytes(answer.content))
-        except (ValueError, RecursionError) as error:
+            found = parse_json(bytes(answer.content))
+        except ValueError as error:
             raise PeerError(self.peer.name, "sent times of nodes that are no JSON") from error
         nodes, types = (
             found.get(n) if isinstance(found, dict) else None for n in ("nodes", "types")
