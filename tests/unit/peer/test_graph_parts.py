@@ -149,3 +149,17 @@ def test_a_part_reads_no_other_file_of_the_peer(tmp_path: Path) -> None:
         await peer.refused(peer.open(), RequestError, "not in the file of the part")
 
     talk_about(changed_echo(reads_a_file), tmp_path, talk)
+
+
+def test_inputs_come_in_while_a_result_is_waited_for(tmp_path: Path) -> None:
+    good = pack({"x": np.arange(5, dtype=np.uint8)})
+
+    async def talk(peer: Talk) -> None:
+        await peer.open()
+        await peer.feed(0, good[:5], total=len(good))
+        waiting = asyncio.create_task(peer.take(0))
+        await asyncio.sleep(0)  # so that the question is sent first
+        await peer.feed(0, good[5:], total=len(good), offset=5)
+        assert unpack(await waiting)[0]["y"].tolist() == [0, 1, 2, 3, 4]
+
+    talk_about(echo_part(), tmp_path, talk)
