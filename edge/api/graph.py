@@ -297,13 +297,13 @@ async def load_graph(
 
 
 def _asked_plan(plan: AskedPlan) -> GraphPlan | None:
-    if isinstance(plan, GraphPlan):
-        return plan
     if isinstance(plan, str):
         if plan != "auto":
             raise RequestError('plan must be "auto", a GraphPlan, or its JSON')
         return None
     try:
-        return GraphPlan.from_json(dict(plan))
+        # A GraphPlan may have been put together by hand: from_json checks it for gaps.
+        value = plan.to_json() if isinstance(plan, GraphPlan) else dict(plan)
+        return GraphPlan.from_json(value)
     except PartitionPlanError as error:
         raise PlanError(str(error), error.problems) from error

@@ -6,7 +6,9 @@ are read when they are asked for.
 
 from __future__ import annotations
 
+import math
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +20,15 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    ValueInfoProto,
+)
 
 from edge.errors import CheckpointError, printable
 
@@ -32,9 +42,15 @@ MOST_NODES = 200_000
 MOST_WEIGHTS_BYTES = 1 << 40
 _MOST_DEPTH = 32
 """Deepest nesting of control flow."""
+_MOST_OUTER_FIELDS = 10_000
+_MOST_OTHER_FIELDS = 2 * MOST_NODES
+"""Initialisers, inputs and all else that a graph has beside nodes."""
 
 _LAST_FIELD = 25
 """The highest number of a field of ModelProto."""
+_GRAPH, _FUNCTIONS = 7, 25
+_NODE = 1
+"""The number of a field of GraphProto."""
 _VARINT, _LENGTH = 0, 2
 
 OUTSIDE_FROM_BYTES = 4096
@@ -181,11 +197,6 @@ def open_onnx(path: Path) -> OnnxFile:
     _check_versions(path, model)
     graph = model.graph
     _check_texts(path, graph)
-    if len(model.functions):
-        raise CheckpointError(
-            f"{path} has functions of its own",
-            remedy="inline them: onnx.inliner.inline_local_functions",
-        )
     if len(graph.sparse_initializer):
         raise CheckpointError(f"{path} has sparse weights, which are not supported")
     places = _external(path, graph)
@@ -227,8 +238,12 @@ def _read(path: Path) -> bytes:
 
 
 def _check_fields(path: Path, file: BinaryIO, size: int) -> None:
-    """Walk over the outermost fields without reading them."""
+    """Walk over the outermost fields, and those of the graph, without reading them.
+
+    protobuf makes an object of every field, which may take a hundred times the field's bytes.
+    """
     position, has_graph = 0, False
+    fields, counts = 0, Counter[bool]()
     while position < size:
         file.seek(position)
         head = file.read(32)
@@ -240,14 +255,50 @@ def _check_fields(path: Path, file: BinaryIO, size: int) -> None:
         number, used = _varint(head, used)
         if number is None:
             raise CheckpointError(f"{path} is truncated: it ends inside a field")
-        position += used + (number if kind == _LENGTH else 0)
-        has_graph |= field == 7
+        begin = position + used
+        position = begin + (number if kind == _LENGTH else 0)
+        has_graph |= field == _GRAPH
+        fields += 1
+        if fields > _MOST_OUTER_FIELDS:
+            raise CheckpointError(f"{path} has more than {_MOST_OUTER_FIELDS:,} outermost fields")
+        if field == _FUNCTIONS:
+            raise CheckpointError(
+                f"{path} has functions of its own",
+                remedy="inline them: onnx.inliner.inline_local_functions",
+            )
+        if field == _GRAPH and kind == _LENGTH and position <= size:
+            _count_fields(path, file, begin, position, counts)
     if position > size:
         raise CheckpointError(
             f"{path} is truncated: it has {size:,} bytes, and its fields end at {position:,}"
         )
     if not has_graph:
         raise CheckpointError(f"{path} is not an ONNX file: it has no graph")
+
+
+def _count_fields(
+    path: Path, file: BinaryIO, position: int, end: int, counts: Counter[bool]
+) -> None:
+    """Walk over the fields of a graph. counts: fields so far, by whether they are nodes."""
+    while position < end:
+        file.seek(position)
+        head = file.read(32)
+        tag, used = _varint(head, 0)
+        number = None
+        if tag is not None and tag & 7 == _LENGTH:
+            number, used = _varint(head, used)
+        if tag is None or number is None or position + used + number > end:
+            raise CheckpointError(
+                f"{path} is damaged: byte {position:,} begins no field of a graph"
+            )
+        position += used + number
+        counts[tag >> 3 == _NODE] += 1
+        if counts[True] > MOST_NODES:
+            raise CheckpointError(f"{path} has more than {MOST_NODES:,} nodes")
+        if counts[False] > _MOST_OTHER_FIELDS:
+            raise CheckpointError(
+                f"{path} has more than {_MOST_OTHER_FIELDS:,} weights and named tensors"
+            )
 
 
 def _varint(content: bytes, start: int) -> tuple[int | None, int]:
@@ -279,6 +330,8 @@ def _check_versions(path: Path, model: ModelProto) -> None:
 
 def _check_texts(path: Path, graph: GraphProto) -> None:
     """Raises CheckpointError for names that are no UTF-8, which protobuf gives as bytes."""
+    if len(graph.node) > MOST_NODES:
+        raise CheckpointError(f"{path} has more than {MOST_NODES:,} nodes")
     names: list[object] = []
     for node in graph.node:
         names += (node.op_type, node.domain, node.name, *node.input, *node.output)
@@ -395,6 +448,7 @@ def _external(path: Path, graph: GraphProto) -> dict[str, _Place]:
                     f"{path}: {_named(tensor.name)} has {len(tensor.raw_data):,} bytes, and its "
                     f"shape {needed:,}"
                 )
+            _check_count(path, tensor)
             continue
         told = {each.key: each.value for each in tensor.external_data}
         target = _beside(path, folder, told.get("location", ""))
@@ -424,13 +478,31 @@ def _external(path: Path, graph: GraphProto) -> dict[str, _Place]:
     return places
 
 
+def _check_count(path: Path, tensor: TensorProto) -> None:
+    """Raises CheckpointError if values that are stored one by one are not as many as the shape
+    says. ONNX Runtime checks those of other types."""
+    if tensor.data_type not in _TYPED or tensor.HasField("raw_data"):
+        return
+    values = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
+    if len(values) != math.prod(tensor.dims):
+        raise CheckpointError(
+            f"{path}: {_named(tensor.name)} has {len(values):,} values, and its shape "
+            f"{math.prod(tensor.dims):,}"
+        )
+
+
 def _beside(path: Path, folder: Path, location: str) -> Path:
     """The file of external data. It must be in the graph's folder, also behind links."""
     said = f"{path} wants weights from {_named(location)}, which is not in its own folder"
     parts = PurePosixPath(location.replace("\\", "/"))
     if not location or "\0" in location or parts.is_absolute() or ".." in parts.parts:
         raise CheckpointError(said)
-    target = (folder / parts).resolve()
+    try:
+        target = (folder / parts).resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, until Python 3.13
+        raise CheckpointError(
+            f"{path} wants weights from {_named(location)}, which is a loop of links"
+        ) from error
     if not target.is_relative_to(folder):
         raise CheckpointError(said, remedy="copy the file there in place of a link")
     return target
@@ -464,11 +536,15 @@ def _value(info: ValueInfoProto, what: str) -> GraphValue:
         )
     shape: tuple[int | str | None, ...] | None = None
     if info.type.tensor_type.HasField("shape"):
-        shape = tuple(
-            each.dim_value if each.WhichOneof("value") == "dim_value" else each.dim_param or None
-            for each in info.type.tensor_type.shape.dim
-        )
+        shape = tuple(map(_size, info.type.tensor_type.shape.dim))
     return GraphValue(name=info.name, dtype=dtype, shape=shape)
+
+
+def _size(dim: TensorShapeProto.Dimension) -> int | str | None:
+    if dim.WhichOneof("value") != "dim_value":
+        return dim.dim_param or None
+    # Some exporters write -1 for a free dimension.
+    return dim.dim_value if dim.dim_value >= 0 else None
 
 
 def _named(text: str) -> str:

@@ -17,7 +17,7 @@ from edge.errors import CapacityError, EdgeError, NetworkError, PeerError, PlanE
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, OnnxFile
 from edge.graphs.parts import cut_part
-from edge.graphs.tensors import dtype_name
+from edge.graphs.tensors import dtype_name, pack
 from edge.host.free_memory import format_size
 from edge.partition import (
     GraphEstimate,
@@ -358,7 +358,12 @@ def checked(values: Sequence[GraphValue], arrays: Mapping[str, Any]) -> dict[str
     for name, value in wanted.items():
         if name not in arrays:
             raise RequestError(f"the input {name!r} is missing; it is {value}")
-        array = np.asarray(arrays[name])
+        try:
+            array = np.asarray(arrays[name])
+        except (TypeError, ValueError) as error:  # ragged lists
+            raise RequestError(
+                f"the input {name!r} must be {value}, and is no array: {error}"
+            ) from error
         found[name] = array
         try:
             dtype = dtype_name(array)
@@ -368,6 +373,13 @@ def checked(values: Sequence[GraphValue], arrays: Mapping[str, Any]) -> dict[str
             raise RequestError(
                 f"the input {name!r} must be {value}, not {dtype} {list(array.shape)}"
             )
+        if dtype == "string":
+            try:
+                pack({name: array})
+            except ValueError as error:  # None, numbers, and characters that UTF-8 lacks
+                raise RequestError(
+                    f"the input {name!r} must be {value}, and has others: {error}"
+                ) from error
     return found
 
 

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge.errors import CheckpointError
+from edge.graphs import onnx_file
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import open_onnx
 from tests.support.small_graphs import KINDS, branches, cnn, control_flow, tree, written
@@ -42,9 +43,21 @@ def test_weights_beside_the_file_are_read_where_they_lie(tmp_path: Path) -> None
         (b"\x08\x08", "no graph"),
         (b"PK\3\4" + bytes(100), "not an ONNX file"),
         (b"\x08\x08\x3a\x02\xff\xff", "damaged"),
+        (b"\x08\x08\x3a\x02\x0a\x01", "byte 4 begins no field of a graph"),
+        (b"\x08\x08" * 10_001, "more than 10,000 outermost fields"),
+        (b"\x3a\xd2\x86\x03" + b"\x0a\0" * 25_001, "more than 25,000 nodes"),
+        (b"\x3a\xd2\x86\x03" + b"\x2a\0" * 25_001, "more than 25,000 weights"),
+        (b"\x3a\0\xca\x01\0", "functions of its own"),
     ],
 )
-def test_other_files_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(
+    content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before protobuf makes objects of their fields."""
+    monkeypatch.setattr(onnx_file, "MOST_NODES", 25_000)
+    monkeypatch.setattr(onnx_file, "_MOST_OTHER_FIELDS", 25_000)
+    if b"\xff" not in content:
+        monkeypatch.delattr(onnx_file, "ModelProto")
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=said):
@@ -71,6 +84,7 @@ def test_what_is_no_file_is_refused(path: str, tmp_path: Path) -> None:
         ("/etc/passwd", "not in its own folder"),
         ("sub/../../model.data", "not in its own folder"),
         ("link.data", "not in its own folder"),
+        ("loop.data", "a loop of links|missing"),
         ("", "not in its own folder"),
         ("other.data", "missing"),
         ("short.data", "needs"),
@@ -81,6 +95,7 @@ def test_external_data_must_be_in_the_folder(location: str, said: str, tmp_path:
     folder = tmp_path / "inner"
     folder.mkdir()
     (folder / "link.data").symlink_to(tmp_path / "model.data")
+    (folder / "loop.data").symlink_to(folder / "loop.data")
     (folder / "short.data").write_bytes(b"short")
     path = written(cnn(), folder, external=True)
     model = onnx.load(str(path), load_external_data=False)
@@ -125,6 +140,23 @@ def test_a_shape_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
     model.graph.initializer[0].dims[:] = [1 << 40, 1 << 40]
     with pytest.raises(CheckpointError, match=r"impossible shape|bytes of weights"):
         open_onnx(written(model, tmp_path))
+
+
+@pytest.mark.parametrize("count", [0, 7, 9])
+def test_values_one_by_one_must_be_as_many_as_the_shape_says(count: int, tmp_path: Path) -> None:
+    model = branches()
+    values = helper.make_tensor("values", TensorProto.FLOAT, [2, 4], [1.0] * 8)
+    values.float_data[:] = [1.0] * count
+    model.graph.initializer.append(values)
+    with pytest.raises(CheckpointError, match=f"'values' has {count} values, and its shape 8"):
+        open_onnx(written(model, tmp_path))
+
+
+def test_negative_sizes_are_free(tmp_path: Path) -> None:
+    model = cnn()
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    file = open_onnx(written(model, tmp_path))
+    assert str(file.inputs[0]) == "float32 [?, 3, 16, 16]"
 
 
 def test_nodes_must_come_after_what_they_use(tmp_path: Path) -> None:

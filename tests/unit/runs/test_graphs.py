@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edge.api.graph import AsyncGraph
+from edge.api.graph import AsyncGraph, _asked_plan
 from edge.errors import CapacityError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
@@ -261,6 +261,18 @@ def test_graphs_and_plans_that_cannot_run_are_refused(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ((), "list of 1 to"),
+        ((GraphStage(device="a", atoms=range(2, 4)),), "does not begin with atom 0"),
+    ],
+)
+def test_plans_put_together_by_hand_have_no_gaps(stages: tuple[GraphStage, ...], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        _asked_plan(GraphPlan(stages=stages))
+
+
 VALUES = (
     GraphValue(name="a", dtype="float32", shape=("n", 3)),
     GraphValue(name="b", dtype="int64", shape=("n",)),
@@ -277,6 +289,9 @@ VALUES = (
         ({"a": np.ones((2, 4), np.float32)}, r"not float32 \[2, 4\]"),
         ({"a": np.ones(3, np.float32)}, r"not float32 \[3\]"),
         ({"b": np.ones(5, np.int64)}, r"'b' must be int64 \[n\], not int64 \[5\]"),
+        ({"a": [[1, 2, 3], [4]]}, "'a' must be float32 .*, and is no array"),
+        ({"s": np.array(["x", None], object)}, "'s' must be string .*NoneType"),
+        ({"s": np.array(["x\ud800"], object)}, "'s' must be string .*surrogates"),
         ({"s": np.ones(2, complex)}, "'s' must be string of any shape, not complex128"),
     ],
 )
