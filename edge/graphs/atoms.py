@@ -57,6 +57,13 @@ class Atom:
         return self.nodes[0]
 
 
+def _is_random(node: NodeProto) -> bool:
+    """Whether a node, or one in its bodies, may give another result for the same input."""
+    return node.op_type in _RANDOM or any(
+        _is_random(inner) for body in subgraphs(node) for inner in body.node
+    )
+
+
 class Atoms:
     """The atoms of a file in topological order: each uses only earlier ones."""
 
@@ -68,7 +75,7 @@ class Atoms:
             name: index for index, node in enumerate(graph.node) for name in node.output if name
         }
         self._results = frozenset(each.name for each in graph.output)
-        self.is_random = any(node.op_type in _RANDOM for node in graph.node)
+        self.is_random = any(map(_is_random, graph.node))
         """Whether two runs of the same input may differ."""
         self._constants = self._constant_nodes()
         self._copied = self._constants | frozenset(

@@ -131,9 +131,19 @@ class OnnxFile:
 
     @cached_property
     def known_values(self) -> Mapping[str, ValueInfoProto]:
-        """What the file says of tensors between nodes, by name."""
+        """What the file says of tensors, by name. Of one between nodes, only type and rank if an
+        input has a free dimension.
+
+        The sizes in a file may be those of the input with which it was exported. ONNX Runtime
+        computes such a tensor whatever its size, but refuses it as the input of a part.
+        """
         graph = self.model.graph
-        return {each.name: each for each in (*graph.value_info, *graph.input, *graph.output)}
+        inputs = {each.name: each for each in graph.input}
+        others = {each.name: each for each in (*graph.value_info, *graph.output)}
+        shapes = [each.shape for each in self.inputs]
+        if any(shape is None or not all(isinstance(n, int) for n in shape) for shape in shapes):
+            others = {name: _without_sizes(each) for name, each in others.items()}
+        return others | inputs
 
     def weight_bytes(self, name: str) -> int:
         """Bytes of an initialiser."""
@@ -545,6 +555,15 @@ def _size(dim: TensorShapeProto.Dimension) -> int | str | None:
         return dim.dim_param or None
     # Some exporters write -1 for a free dimension.
     return dim.dim_value if dim.dim_value >= 0 else None
+
+
+def _without_sizes(value: ValueInfoProto) -> ValueInfoProto:
+    free = ValueInfoProto()
+    free.CopyFrom(value)
+    if free.type.WhichOneof("value") == "tensor_type":
+        for dim in free.type.tensor_type.shape.dim:
+            dim.ClearField("dim_value")
+    return free
 
 
 def _named(text: str) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import helper
 
 from edge.errors import PlanError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import open_onnx
 from edge.graphs.parts import crossing, cut_part, feasible_cuts
 from tests.support.small_graphs import (
+    FLOAT,
     KINDS,
     agree,
     branches,
@@ -51,6 +54,30 @@ def test_two_parts_are_as_good_as_one(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["branches", "control flow", "half"])
 def test_three_parts_are_as_good_as_one(name: str, tmp_path: Path) -> None:
     check_cuts(name, tmp_path, 3, every=4)
+
+
+def test_sizes_of_an_old_export_do_not_bind_the_parts(tmp_path: Path) -> None:
+    model, inputs = cnn(), KINDS["cnn"][1](0)
+    kinds = seen_kinds(model, inputs)
+    for name in ("t0", "t4"):
+        sizes = [1, *kinds[name].shape[1:]]
+        model.graph.value_info.append(helper.make_tensor_value_info(name, FLOAT, sizes))
+    file = open_onnx(written(model, tmp_path))
+    atoms = Atoms(file)
+    many = {"x": np.concatenate([inputs["x"]] * 3)}
+    for place in feasible_cuts(atoms, kinds):
+        known = dict(many)
+        for numbers in (range(place), range(place, len(atoms))):
+            known |= run_part(cut_part(file, atoms, numbers, kinds), known, tmp_path)
+        agree(known, computed(cnn(), many))
+
+
+def test_random_nodes_are_found_in_bodies(tmp_path: Path) -> None:
+    model = control_flow()
+    assert not Atoms(open_onnx(written(model, tmp_path))).is_random
+    body = model.graph.node[3].attribute[0].g
+    body.node.append(helper.make_node("RandomNormal", [], ["noise"], shape=[1]))
+    assert Atoms(open_onnx(written(model, tmp_path))).is_random
 
 
 def test_a_part_has_only_its_own_weights(tmp_path: Path) -> None:
