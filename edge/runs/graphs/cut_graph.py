@@ -107,6 +107,8 @@ class CutGraph:
         self._replanning = asyncio.Lock()
         self._failure: EdgeError | None = None
         self._is_closed = False
+        self._is_planned_only = False
+        self._was_planned = False
 
     @property
     def facts(self) -> GraphFacts:
@@ -136,15 +138,22 @@ class CutGraph:
         choice = choose_graph_plan(facts, self.options.objective)
         self.alone = None if choice is None else choice.alone
         given = self.options.plan
-        if given is not None and set(given.devices) <= {each.name for each in facts.devices}:
+        missing = (
+            set() if given is None else set(given.devices) - {each.name for each in facts.devices}
+        )
+        # Later a device of the plan may be lost, and the best plan takes the place of the given.
+        if missing and not self._was_planned:
+            raise PlanError(
+                f"the plan names {', '.join(sorted(missing))}, which the cluster does not have, or "
+                "which has no room"
+            )
+        self._was_planned = True
+        if given is not None and not missing:
             try:
                 given.check(facts)
             except PartitionPlanError as error:
                 raise PlanError(str(error), error.problems) from error
             return given, estimate_graph(facts, given)
-        if given is not None and not self._measured.losses:
-            missing = sorted(set(given.devices) - {each.name for each in facts.devices})
-            raise PlanError(f"the plan names {', '.join(missing)}, which the cluster does not have")
         if choice is None:
             needed = sum(atom.memory_bytes for atom in facts.atoms)
             had = ", ".join(f"{e.name} {format_size(e.memory_bytes)}" for e in facts.devices)
@@ -155,20 +164,24 @@ class CutGraph:
             )
         return choice.plan, choice.estimate
 
-    def only_plan(self) -> None:
+    async def only_plan(self) -> None:
         """Have a plan without opening it."""
-        self._chosen = self.choose()
+        self._chosen = await run_blocking(self.choose)
+        self._is_planned_only = True
 
     async def begin(self) -> None:
         """Open the parts of the best plan; after a loss or a refusal, of another one."""
         while True:
-            plan, estimate = self.choose()
+            plan, estimate = await run_blocking(self.choose)
             try:
                 self._opened = await self._open(plan)
                 self._chosen = plan, estimate
                 return
             except DeviceGoneError as error:
+                _log.warning("a graph is planned without a device: %s", error)
                 self._measured.lose(error.device)
+                if not self._measured.ids and isinstance(error.__cause__, EdgeError):
+                    raise error.__cause__ from None
 
     async def check(self, sample: Arrays) -> None:
         """Compare the cut graph with the uncut one; refuse a device whose results differ.
@@ -183,7 +196,12 @@ class CutGraph:
             self.agreement = compare(found, self._measured.results, tolerance=tolerance)
             if self.agreement.problem is None:
                 return
-            blamed = await self._find_wrong(sample, tolerance)
+            opened = await self._current()
+            try:
+                blamed = await self._find_wrong(opened, sample, tolerance)
+            except DeviceGoneError as error:
+                await uninterrupted(self._lost(opened, error))
+                continue
             if blamed is None:
                 raise PlanError(
                     f"cut by this plan, the graph gives other results: {self.agreement.problem}",
@@ -225,6 +243,8 @@ class CutGraph:
     async def _current(self) -> _Opened:
         if self._is_closed:
             raise RequestError("the graph is closed; load it again")
+        if self._is_planned_only:
+            raise RequestError("the graph is planned only; load it without plan_only to run it")
         if self._opened is None:
             async with self._replanning:
                 pass
@@ -261,9 +281,14 @@ class CutGraph:
                 self._on_progress(
                     Progress(phase="load", peer=stage.device, done=number, total=len(plan.stages))
                 )
-                opened.parts.append(
-                    await self._open_stage(stage, self._measured.named(stage.device))
-                )
+                peer = self._measured.named(stage.device)
+                try:
+                    opened.parts.append(await self._open_stage(stage, peer))
+                except (CapacityError, PeerError) as error:
+                    # Others may do without this device, but the user's plan does not.
+                    if plan == self.options.plan:
+                        raise
+                    raise DeviceGoneError(peer.id, error) from error
         except BaseException:
             await uninterrupted(opened.aclose())
             raise
@@ -289,10 +314,11 @@ class CutGraph:
             on_progress=self._on_progress,
         )
 
-    async def _find_wrong(self, sample: Arrays, tolerance: float) -> tuple[PeerInfo, str] | None:
+    async def _find_wrong(
+        self, opened: _Opened, sample: Arrays, tolerance: float
+    ) -> tuple[PeerInfo, str] | None:
         """The first device of the plan whose part the trusted device computes otherwise."""
-        opened, trusted = self._opened, self._measured.trusted
-        assert opened is not None
+        trusted = self._measured.trusted
         known = dict(checked(self.file.inputs, sample))
         for stage, remote in zip(opened.plan.stages, opened.parts, strict=True):
             found = await remote.run(known)
@@ -334,7 +360,7 @@ async def load_cut_graph(
     try:
         await measured.measure(checked(file.inputs, sample), options.run_limit_s)
         if plan_only:
-            graph.only_plan()
+            await graph.only_plan()
         else:
             await graph.begin()
             await graph.check(sample)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edge.api.graph import AsyncGraph, _asked_plan
-from edge.errors import CapacityError, PlanError, RequestError
+from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
 from edge.partition import GraphChoice, GraphPlan, GraphStage, estimate_graph
@@ -29,7 +30,7 @@ from edge.runs.graphs.cut_graph import (
     load_cut_graph,
     made_up_sample,
 )
-from edge.runs.graphs.remote_part import RemotePart, same
+from edge.runs.graphs.remote_part import DeviceGoneError, RemotePart, same
 from tests.support.null_peers import null_peers
 from tests.support.slow_cases import shown_in_parts
 from tests.support.small_graphs import (
@@ -184,6 +185,48 @@ def test_a_device_with_other_results_is_refused_by_name(
     asyncio.run(main())
 
 
+def test_a_device_that_lacks_room_or_is_lost_meanwhile_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the choice of a plan and by the search for a device with other results."""
+    true_open, true_find = CutGraph._open_stage, CutGraph._find_wrong
+    monkeypatch.setattr(cut_graph, "choose_graph_plan", always_both)
+    path, sample = written(branches(), tmp_path), KINDS["branches"][1](0)
+
+    async def no_room(graph: CutGraph, stage: GraphStage, peer: PeerInfo) -> RemotePart:
+        if peer.name == "null-1":
+            raise CapacityError("null-1 has no room")
+        return await true_open(graph, stage, peer)
+
+    async def is_lost(graph: CutGraph, *_arguments: Any) -> Any:
+        monkeypatch.setattr(CutGraph, "_find_wrong", true_find)
+        monkeypatch.setattr(cut_graph, "compare", compare)
+        lost = next(id for id in graph._measured.ids if id != graph._measured.trusted.id)
+        raise DeviceGoneError(lost, NetworkError("gone"))
+
+    def differs(*arrays: Any, tolerance: float) -> Any:
+        return dataclasses.replace(compare(*arrays, tolerance=tolerance), problem="they differ")
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            with monkeypatch.context() as patched:
+                patched.setattr(CutGraph, "_open_stage", no_room)
+                graph = await load(path, peers, sample)
+                assert graph.plan.devices == ("null-0",)
+                await graph.aclose()
+                with pytest.raises(CapacityError, match="null-1 has no room"):
+                    plan = in_the_middle(path, "null-0", "null-1")
+                    await load(path, peers, sample, plan=plan)
+            monkeypatch.setattr(CutGraph, "_find_wrong", is_lost)
+            monkeypatch.setattr(cut_graph, "compare", differs)
+            graph = await load(path, peers, sample)
+            assert len(graph.plan.devices) == 1
+            agree(await graph.run(sample), computed(branches(), sample))
+            await graph.aclose()
+
+    asyncio.run(main())
+
+
 def always_both(facts: Any, objective: Any) -> Any:
     """The plan with all devices, in the place of the best one."""
     ends = [0, *facts.cuts[: len(facts.devices) - 1], len(facts.atoms)]
@@ -250,8 +293,11 @@ def test_graphs_and_plans_that_cannot_run_are_refused(tmp_path: Path) -> None:
         async with two_peers(tmp_path) as peers:
             with pytest.raises(RequestError, match=r"peer null-.*Nonsense"):
                 await load(bad, peers, sample)
-            with pytest.raises(PlanError, match="attic"):
-                await load(path, peers, sample, plan=in_the_middle(path, "attic", "null-1"))
+            gone = {"id": "lost", "name": "lost", "host": "lost", "address": "127.0.0.1:1"}
+            lost = dataclasses.replace(peers[1], **gone)
+            for known in (peers, [*peers, lost]):
+                with pytest.raises(PlanError, match="attic"):
+                    await load(path, known, sample, plan=in_the_middle(path, "attic", "null-1"))
             plan = GraphPlan(stages=(GraphStage(device="null-0", atoms=range(3)),))
             with pytest.raises(PlanError, match="3 atoms"):
                 await load(path, peers, sample, plan=plan)
