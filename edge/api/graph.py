@@ -154,23 +154,35 @@ class AsyncGraph(_GraphFacts):
     ) -> AsyncGenerator[GraphResults | EdgeError]:
         """The outputs for each of the inputs, in order.
 
-        Up to `window` inputs are under way at once; further ones are taken as results are. An
+        Up to `window` inputs are under way at once; further ones are taken as results are. A result
+        comes as soon as it is there, also while the next input of an async iterable is awaited. An
         input that fails does so alone. on_error: raise its error in its place, which ends the
         stream, or give the error and go on.
         """
+        _check_on_error(on_error)
         waiting: deque[asyncio.Task[GraphResults]] = deque()
-        try:
-            async with contextlib.aclosing(_each(inputs)) as each_input:
-                async for each in each_input:
-                    waiting.append(self.begin(each))
-                    if len(waiting) >= self.window:
+        coming: asyncio.Task[GraphInputs | None] | None = None
+        async with contextlib.aclosing(_each(inputs)) as each_input:
+            try:
+                has_more = True
+                while has_more or waiting:
+                    if has_more and coming is None and len(waiting) < self.window:
+                        coming = asyncio.create_task(_next(each_input))
+                    awaited: list[asyncio.Task[Any]] = [*list(waiting)[:1]]
+                    if coming is not None:
+                        awaited.append(coming)
+                    await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+                    if coming is not None and coming.done():
+                        each, coming = coming.result(), None
+                        if each is None:
+                            has_more = False
+                        else:
+                            waiting.append(self.begin(each))
+                    while waiting and waiting[0].done():
                         yield await _outcome(waiting.popleft(), on_error)
-                while waiting:
-                    yield await _outcome(waiting.popleft(), on_error)
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            finally:
+                # The source cannot be closed while its next input is awaited.
+                await _cancelled([*waiting, *([] if coming is None else [coming])])
 
     def begin(self, inputs: GraphInputs) -> asyncio.Task[GraphResults]:
         """Start to compute an input."""
@@ -204,13 +216,17 @@ class Graph(_GraphFacts):
         *,
         on_error: Literal["raise", "give"] = "raise",
     ) -> Generator[GraphResults | EdgeError]:
-        """The outputs for each of the inputs, in order; see `AsyncGraph.stream`. The iterable is
-        read in the caller's thread."""
+        """The outputs for each of the inputs, in order; see `AsyncGraph.stream`.
+
+        The iterable is read in the caller's thread. So results that are there are given when its
+        next input has come.
+        """
+        _check_on_error(on_error)
         waiting: deque[asyncio.Task[GraphResults]] = deque()
         try:
             for each in inputs:
                 waiting.append(self._loop.run(self._begin(each)))
-                if len(waiting) >= self.window:
+                while waiting and (len(waiting) >= self.window or waiting[0].done()):
                     yield self._loop.run(_outcome(waiting.popleft(), on_error))
             while waiting:
                 yield self._loop.run(_outcome(waiting.popleft(), on_error))
@@ -243,6 +259,16 @@ async def _each(
         for each in inputs:
             yield each
             await asyncio.sleep(0)
+
+
+async def _next(inputs: AsyncGenerator[GraphInputs]) -> GraphInputs | None:
+    """The next input; None: there is none."""
+    return await anext(inputs, None)
+
+
+def _check_on_error(on_error: object) -> None:
+    if on_error not in ("raise", "give"):
+        raise RequestError("on_error must be raise or give")
 
 
 async def _outcome(

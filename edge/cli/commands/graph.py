@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from rich.console import Console
 from edge.api.graph import Graph
 from edge.cli.options import ClusterOptions, cluster_options, open_cluster
 from edge.cli.records import Columns, json_option, make_table, print_json, print_table
-from edge.errors import RequestError
+from edge.errors import RequestError, printable
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
 from edge.host.free_memory import format_size
@@ -81,7 +82,7 @@ def inspect(model: Path, as_json: bool) -> None:
     atoms = Atoms(file)
     opsets = {each.domain or "ai.onnx": each.version for each in file.model.opset_import}
     if as_json:
-        print_json(
+        _print_finite(
             {
                 "inputs": [_value_json(each) for each in file.inputs],
                 "outputs": [_value_json(each) for each in file.outputs],
@@ -92,14 +93,14 @@ def inspect(model: Path, as_json: bool) -> None:
             }
         )
         return
-    versions = ", ".join(f"{domain} {version}" for domain, version in opsets.items())
+    versions = printable(", ".join(f"{domain} {version}" for domain, version in opsets.items()))
     click.echo(
         f"{model.name}: {len(file.nodes)} nodes in {len(atoms)} atoms, "
         f"{format_size(file.total_weight_bytes)} of weights, opset {versions}"
     )
     for what, values in (("input", file.inputs), ("output", file.outputs)):
         for each in values:
-            click.echo(f"  {what} {each.name}: {each}")
+            click.echo(printable(f"  {what} {each.name}: {each}"))
 
 
 @command.command()
@@ -125,7 +126,7 @@ def plan(
         )
         found = graph.explain()
     if as_json:
-        print_json({"plan": graph.plan.to_json(), **found})
+        _print_finite({"plan": graph.plan.to_json(), **found})
     else:
         _show_plan(model, found)
 
@@ -154,7 +155,8 @@ def run(
     places = dict(map(_name_and_file, saved))
     for name in places:
         if name not in outputs:
-            raise RequestError(f"{name!r:.80} is no output; there are {', '.join(outputs)}")
+            known = printable(", ".join(outputs))
+            raise RequestError(f"{name!r:.80} is no output; there are {known}")
     with open_cluster(peers) as cluster:
         given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
         with cluster.load_graph(
@@ -166,7 +168,7 @@ def run(
         array = results[name]
         np.save(place, array.astype(str) if array.dtype == object else array, allow_pickle=False)
     if as_json:
-        print_json(
+        _print_finite(
             {
                 "outputs": {
                     name: {
@@ -183,7 +185,7 @@ def run(
     for name, array in results.items():
         with np.printoptions(threshold=20, edgeitems=3, precision=6):
             dtype = "string" if array.dtype == object else array.dtype.name
-            click.echo(f"{name}: {dtype} {list(array.shape)}\n{array}")
+            click.echo(f"{printable(name)}: {dtype} {list(array.shape)}\n{array}")
 
 
 @command.command()
@@ -214,7 +216,7 @@ def bench(
             ) as graph:
                 rows.append(_measured(graph, given, runs))
     if as_json:
-        print_json(rows)
+        _print_finite(rows)
         return
     columns: Columns[dict[str, Any]] = {
         "devices": lambda row: ", ".join(row["devices"]),
@@ -278,6 +280,20 @@ def _predicted(what: str, found: Mapping[str, Any]) -> str:
 def _value_json(value: GraphValue) -> dict[str, Any]:
     shape = None if value.shape is None else list(value.shape)
     return {"name": value.name, "dtype": value.dtype, "shape": shape}
+
+
+def _print_finite(value: Any) -> None:
+    """Print JSON, in which numbers that are infinite or none are null: JSON has no word for
+    them."""
+    print_json(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _name_and_file(given: str) -> tuple[str, Path]:

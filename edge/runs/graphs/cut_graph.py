@@ -199,8 +199,8 @@ class CutGraph:
             opened = await self._current()
             try:
                 blamed = await self._find_wrong(opened, sample, tolerance)
-            except DeviceGoneError as error:
-                await uninterrupted(self._lost(opened, error))
+            except DeviceGoneError as gone:
+                await uninterrupted(self._lost(opened, gone))
                 continue
             if blamed is None:
                 raise PlanError(

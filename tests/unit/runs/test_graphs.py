@@ -214,8 +214,8 @@ def test_a_device_that_lacks_room_or_is_lost_meanwhile_is_left_out(
                 graph = await load(path, peers, sample)
                 assert graph.plan.devices == ("null-0",)
                 await graph.aclose()
+                plan = in_the_middle(path, "null-0", "null-1")
                 with pytest.raises(CapacityError, match="null-1 has no room"):
-                    plan = in_the_middle(path, "null-0", "null-1")
                     await load(path, peers, sample, plan=plan)
             monkeypatch.setattr(CutGraph, "_find_wrong", is_lost)
             monkeypatch.setattr(cut_graph, "compare", differs)
@@ -223,6 +223,41 @@ def test_a_device_that_lacks_room_or_is_lost_meanwhile_is_left_out(
             assert len(graph.plan.devices) == 1
             agree(await graph.run(sample), computed(branches(), sample))
             await graph.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_stream_gives_results_while_its_source_is_slow(tmp_path: Path) -> None:
+    path, sample = written(branches(), tmp_path), KINDS["branches"][1](0)
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            graph = AsyncGraph(await load(path, peers, sample))
+            was_given = asyncio.Event()
+
+            async def slow() -> AsyncIterator[Any]:
+                for _ in range(3):
+                    yield sample
+                    await was_given.wait()
+                    was_given.clear()
+
+            count = 0
+            async for found in graph.stream(slow()):
+                assert isinstance(found, dict)
+                agree(found, computed(branches(), sample))
+                count += 1
+                was_given.set()
+            assert count == 3
+            async with contextlib.aclosing(graph.stream(slow())) as ended_early:
+                await anext(ended_early)
+            with pytest.raises(RequestError, match="on_error must be"):
+                await anext(graph.stream([], on_error="ignore"))  # type: ignore[arg-type]
+            await graph.aclose()
+            planned = await load_cut_graph(
+                open_onnx(path), peers, sample, GraphOptions(), ignore_progress, plan_only=True
+            )
+            with pytest.raises(RequestError, match="planned only"):
+                await planned.run(sample)
 
     asyncio.run(main())
 
@@ -293,8 +328,9 @@ def test_graphs_and_plans_that_cannot_run_are_refused(tmp_path: Path) -> None:
         async with two_peers(tmp_path) as peers:
             with pytest.raises(RequestError, match=r"peer null-.*Nonsense"):
                 await load(bad, peers, sample)
-            gone = {"id": "lost", "name": "lost", "host": "lost", "address": "127.0.0.1:1"}
-            lost = dataclasses.replace(peers[1], **gone)
+            lost = dataclasses.replace(
+                peers[1], id="lost", name="lost", host="lost", address="127.0.0.1:1"
+            )
             for known in (peers, [*peers, lost]):
                 with pytest.raises(PlanError, match="attic"):
                     await load(path, known, sample, plan=in_the_middle(path, "attic", "null-1"))
