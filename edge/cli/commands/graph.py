@@ -38,6 +38,13 @@ def command() -> None:
     """Describe, plan, run and measure an ONNX graph: a CNN, an encoder, a tree, anything.
 
     The graph is measured on every peer, and cut where that takes less than the best single device.
+
+    \b
+    Examples:
+      edge graph inspect model.onnx                  inputs, outputs, places to cut
+      edge graph plan model.onnx --local 2           measure, and show the plan
+      edge graph run model.onnx --input x=x.npy
+      edge graph bench model.onnx --objective throughput
     """
 
 
@@ -156,7 +163,7 @@ def run(
     for name in places:
         if name not in outputs:
             known = printable(", ".join(outputs))
-            raise RequestError(f"{name!r:.80} is no output; there are {known}")
+            raise RequestError(f"{name!r:.80} is no output", remedy=f"give one of {known}")
     with open_cluster(peers) as cluster:
         given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
         with cluster.load_graph(
@@ -314,7 +321,7 @@ def _read_inputs(files: tuple[str, ...]) -> dict[str, NDArray[Any]] | None:
                 f"{path} cannot be read as an array: {error}", remedy="numpy.save writes one"
             ) from error
         if not isinstance(found[name], np.ndarray):
-            raise RequestError(f"{path} has several arrays; save one to a file of its own")
+            raise RequestError(f"{path} has several arrays", remedy="save one to a file of its own")
     return found or None
 
 
@@ -324,8 +331,10 @@ def _read_plan(path: Path | None) -> Any:
     try:
         value = parse_json(read_file(path, _MOST_PLAN_BYTES))
     except (OSError, ValueError) as error:
-        raise RequestError(f"{path} cannot be read as JSON: {error}") from error
+        raise RequestError(
+            f"{path} cannot be read as JSON: {error}", remedy="edge graph plan --json writes a plan"
+        ) from error
     value = value.get("plan", value) if isinstance(value, dict) else value
     if not isinstance(value, dict):
-        raise RequestError(f"{path} is no plan; edge graph plan MODEL --json writes one")
+        raise RequestError(f"{path} is no plan", remedy="edge graph plan MODEL --json writes one")
     return value

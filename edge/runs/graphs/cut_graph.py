@@ -16,7 +16,7 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, EdgeError, NetworkError, PeerError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, OnnxFile
-from edge.graphs.parts import cut_part
+from edge.graphs.parts import TensorKind, cut_part
 from edge.graphs.tensors import dtype_name, pack
 from edge.host.free_memory import format_size
 from edge.partition import (
@@ -155,13 +155,7 @@ class CutGraph:
                 raise PlanError(str(error), error.problems) from error
             return given, estimate_graph(facts, given)
         if choice is None:
-            needed = sum(atom.memory_bytes for atom in facts.atoms)
-            had = ", ".join(f"{e.name} {format_size(e.memory_bytes)}" for e in facts.devices)
-            raise CapacityError(
-                f"the graph needs {format_size(needed)} with its tensors, and these have room: "
-                f"{had or 'none'}",
-                remedy="give the peers more --memory, or use more peers",
-            )
+            raise _no_room(facts)
         return choice.plan, choice.estimate
 
     async def only_plan(self) -> None:
@@ -192,7 +186,7 @@ class CutGraph:
             return
         while True:
             found = await self.run(sample)
-            tolerance = self._tolerance
+            tolerance = _tolerance(self._measured.kinds)
             self.agreement = compare(found, self._measured.results, tolerance=tolerance)
             if self.agreement.problem is None:
                 return
@@ -334,11 +328,6 @@ class CutGraph:
             known |= found
         return None
 
-    @property
-    def _tolerance(self) -> float:
-        halves = any(kind.dtype == "float16" for kind in self._measured.kinds.values())
-        return HALF_TOLERANCE if halves else TOLERANCE
-
 
 async def load_cut_graph(
     file: OnnxFile,
@@ -370,6 +359,21 @@ async def load_cut_graph(
     return graph
 
 
+def _tolerance(kinds: Mapping[str, TensorKind]) -> float:
+    halves = any(kind.dtype == "float16" for kind in kinds.values())
+    return HALF_TOLERANCE if halves else TOLERANCE
+
+
+def _no_room(facts: GraphFacts) -> CapacityError:
+    needed = sum(atom.memory_bytes for atom in facts.atoms)
+    had = ", ".join(f"{each.name} {format_size(each.memory_bytes)}" for each in facts.devices)
+    return CapacityError(
+        f"the graph needs {format_size(needed)} with its tensors, and these have room: "
+        f"{had or 'none'}",
+        remedy="give the peers more --memory, or use more peers",
+    )
+
+
 def checked(values: Sequence[GraphValue], arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """The arrays as inputs of the graph. Raises RequestError, which says what is wanted."""
     wanted = {value.name: value for value in values}
@@ -383,7 +387,7 @@ def checked(values: Sequence[GraphValue], arrays: Mapping[str, Any]) -> dict[str
     found = {}
     for name, value in wanted.items():
         if name not in arrays:
-            raise RequestError(f"the input {name!r} is missing; it is {value}")
+            raise RequestError(f"the input {name!r} is missing", remedy=f"give {value}")
         try:
             array = np.asarray(arrays[name])
         except (TypeError, ValueError) as error:  # ragged lists
@@ -432,7 +436,7 @@ def made_up_sample(values: Sequence[GraphValue]) -> dict[str, NDArray[Any]]:
         shape = tuple(size if isinstance(size, int) else 1 for size in value.shape or ())
         if math.prod(shape) > 1 << 30:
             raise RequestError(
-                f"the input {value.name!r} is too large to be made up; give a sample"
+                f"the input {value.name!r} is too large to be made up", remedy="give a sample"
             )
         if value.dtype == "string":
             found[value.name] = np.full(shape, "", object)

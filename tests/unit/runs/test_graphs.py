@@ -365,7 +365,7 @@ VALUES = (
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"a": None}, "'a' is missing; it is float32"),
+        ({"a": None}, "'a' is missing; give float32"),
         ({"c": np.ones(1)}, "'c' is no input of the graph, which has 'a', 'b', 's'"),
         ({"a": np.ones((2, 3))}, r"must be float32 \[n, 3\], not float64 \[2, 3\]"),
         ({"a": np.ones((2, 4), np.float32)}, r"not float32 \[2, 4\]"),
