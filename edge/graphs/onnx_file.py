@@ -135,7 +135,7 @@ class OnnxFile:
         input has a free dimension.
 
         The sizes in a file may be those of the input with which it was exported. ONNX Runtime
-        computes such a tensor whatever its size, but refuses it as the input of a part.
+        computes such a tensor of any size, but refuses it as the input of a part.
         """
         graph = self.model.graph
         inputs = {each.name: each for each in graph.input}

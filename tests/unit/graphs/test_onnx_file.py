@@ -178,7 +178,7 @@ def test_inputs_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
 
 
 def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
-    """No other error, whatever the bytes are."""
+    """Any bytes give no other error."""
     random = np.random.default_rng(0)
     path = tmp_path / "mutated.onnx"
     refused = 0
