@@ -39,9 +39,6 @@ PROCESS_BYTES = 96 << 20
 """What the process of a part takes before it loads anything: Python, numpy and ONNX Runtime. 70 MiB
 were measured."""
 
-PACKED = 2
-"""Times the bytes of weights: ONNX Runtime keeps a packed form of matrices beside them."""
-
 _LOAD_LIMIT_S = 600.0
 _PROFILE_BYTES = 16 << 20
 
@@ -299,7 +296,7 @@ class CoordinatorParts:
                 stack.callback(self._shards.give_back)
                 await self._peer.reserve(name, use, self._user)
                 stack.callback(self._peer.release, name)
-                own = PACKED * shard.manifest.total_bytes + call.buffer_bytes
+                own = frames.PACKED * shard.manifest.total_bytes + call.buffer_bytes
                 part = _HostedPart(call, shard, self._peer.settings.threads, own)
                 stack.push_async_callback(part.aclose)
                 await part.load()  # its memory is reserved, so nobody needs to wait for it
@@ -343,7 +340,7 @@ class CoordinatorParts:
 def part_use(weight_bytes: int, call: frames.OpenPart) -> Use:
     """The memory of a part: its weights, packed, a process with tensors, and what waits here."""
     return Use(
-        weight_bytes=PACKED * weight_bytes,
+        weight_bytes=frames.PACKED * weight_bytes,
         buffer_bytes=PROCESS_BYTES
         + call.buffer_bytes
         + call.held_bytes

@@ -16,6 +16,8 @@ from edge.transport.frame import FrameLimits
 
 BLOB_PIECE_BYTES = 8 << 20
 MOST_BLOB_BYTES = 1 << 34
+PACKED = 2
+"""Times the bytes of weights that a part takes: ONNX Runtime keeps matrices packed, too."""
 MOST_RUNS = 4
 """Runs of one part that a peer keeps at once: fed, computed or not yet taken."""
 

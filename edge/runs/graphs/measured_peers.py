@@ -11,9 +11,9 @@ from edge.graphs.onnx_file import OnnxFile
 from edge.graphs.parts import TensorKind, feasible_cuts
 from edge.partition import AtomFacts, GraphDevice, GraphFacts
 from edge.progress import OnProgress
+from edge.protocol.graph_frames import PACKED
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.graphs.measuring import (
-    PACKED,
     TENSORS_AT_ONCE,
     MeasuredGraph,
     WayToPeer,

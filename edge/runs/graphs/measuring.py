@@ -25,13 +25,12 @@ from edge.graphs.parts import INSIDE, GraphPart, TensorKind, cut_part, echo_part
 from edge.graphs.tensors import DTYPES
 from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Progress
+from edge.protocol.graph_frames import PACKED
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.runs.graphs.remote_part import Arrays, DeviceGoneError, PartTerms, RemotePart
 
 PROCESS_BYTES = 128 << 20
 """Memory that a part takes beside weights and tensors: its process, and room for small things."""
-PACKED = 2
-"""Times the bytes of weights that a peer counts, because they are packed beside the originals."""
 TENSORS_AT_ONCE = 3
 """Times the bytes of all tensors between nodes of a part that are reserved: ONNX Runtime reuses
 memory, and rounds it up."""
