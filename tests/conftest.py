@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import onnxruntime
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
@@ -85,6 +86,22 @@ def forked_processes() -> Iterator[None]:
         yield
     for original in originals.values():
         original.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def threads_of_sessions() -> Iterator[None]:
+    """The threads of ONNX Runtime belong to each session, as long as no test of this process has
+    set them for all: sessions of other tests would fail afterwards. Processes that are forked or
+    begun anew may set them."""
+    tests, chosen = os.getpid(), onnxruntime.set_global_thread_pool_sizes
+
+    def choose(between: int, within: int) -> None:
+        assert os.getpid() != tests, "a back end is tested in a process of its own: `run_module`"
+        chosen(between, within)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "set_global_thread_pool_sizes", choose)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

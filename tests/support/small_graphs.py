@@ -11,7 +11,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from edge.backends.onnx.process import prepare_process
 from edge.backends.onnx.runtime import ort
 from edge.graphs.parts import GRAPH_NAME, WEIGHTS_FILE, GraphPart, TensorKind
 from edge.graphs.tensors import dtype_name
@@ -309,9 +308,8 @@ def run_part(part: GraphPart, inputs: Arrays, folder: Path) -> Arrays:
 
 
 def _session(model: bytes, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
-    prepare_process(1)  # other tests of this process compute with its pool
     options = options or ort.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = 1
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
