@@ -35,6 +35,6 @@ clean: ## Remove the environments, builds and tool caches
 	@scripts/install-cpu .venv --editable .
 	@touch $@
 
-.venv-test/installed: pyproject.toml constraints.txt scripts/install-test
+.venv-test/installed: pyproject.toml constraints.txt scripts/install-test $(wildcard kernels/native/*.* kernels/native/*/*.[chp]*)
 	@scripts/install-test .venv-test
 	@touch $@

@@ -17,6 +17,8 @@ from onnx import TensorProto, helper
 
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
+EDGE = "edge"
+"""The domain of the operator of `kernels/native`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ CPU = Provider(name="cpu")
 WEBGPU = Provider(name="webgpu")
 WEBGPU_BY_NODES = Provider(name="webgpu", attends_by_nodes=True)
 
-_OPSETS = {"": 17, CONTRIB: 1}
+_OPSETS = {"": 17, CONTRIB: 1, EDGE: 1}
 _IR_VERSION = 9
 
 _ELEMENT_TYPES: dict[np.dtype[Any], int] = {
@@ -215,7 +217,10 @@ class OnnxGraph:
         graph = helper.make_graph(
             self._nodes, self.name, self._inputs, self._outputs, list(self._initializers.values())
         )
-        opsets = [helper.make_opsetid(domain, version) for domain, version in _OPSETS.items()]
+        used = {"", CONTRIB, *(node.domain for node in self._nodes)}
+        opsets = [
+            helper.make_opsetid(each, number) for each, number in _OPSETS.items() if each in used
+        ]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION)
         serialized: bytes = model.SerializeToString()
         return serialized

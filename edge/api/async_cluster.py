@@ -182,6 +182,7 @@ class AsyncCluster(ClusterGraphs, ClusterStudies):
             self._opened(path, options) as (checkpoint, peers),
             opened_draft(options, checkpoint) as draft,
         ):
+            options = options.for_peers(peers)
             with progress_bars() as on_progress:
                 proposal = await measured_proposal(
                     checkpoint,

@@ -138,7 +138,9 @@ class Loading:
             measure="needed",
             on_progress=self.on_progress,
         )
-        options, proposal = await plan_as_before(propose, self.options, self.peers, self.resumes)
+        options, proposal = await plan_as_before(
+            propose, self.options.for_peers(self.peers), self.peers, self.resumes
+        )
         place = None
         if self.draft is not None:
             proposal, place = await with_draft(

@@ -77,10 +77,12 @@ class ShardArrays:
 
     def floats(self, stored: StoredMatrix, rows: Sequence[int]) -> NDArray[np.float32]:
         """Some rows of a stored matrix, dequantized [rows, columns]."""
-        values = stored.kind.floats(lambda suffix: self.array(stored, suffix, rows), stored.columns)
-        return values[:, stored.padding :]
+        arrays = self.some_rows(stored, rows)
+        values = stored.kind.floats(arrays.__getitem__, stored.columns)
+        return values[: len(rows), stored.padding :]
 
-    def array(self, stored: StoredMatrix, suffix: str, rows: Sequence[int]) -> NDArray[Any]:
-        """The part of one of its arrays that belongs to these rows."""
-        of_all = suffix in stored.kind.arrays_of_all_rows
-        return self.read(f"{stored.name}.{suffix}", None if of_all else rows)
+    def some_rows(self, stored: StoredMatrix, rows: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """The arrays of a matrix of these rows of a stored one, by suffix."""
+        return stored.kind.some_rows(
+            lambda suffix, places: self.read(f"{stored.name}.{suffix}", places), rows
+        )

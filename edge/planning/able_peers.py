@@ -9,15 +9,18 @@ from edge.errors import RequestError
 from edge.models.spec import ROUNDED_KV, WINDOWED_KV, ModelSpec
 from edge.partition import Plan
 from edge.protocol.peer_info import PeerInfo
-from edge.weights.formats import KvDtype
+from edge.weights.formats import KvDtype, WeightFormat
 
 _REMEDY = "start it with --backend ort, so that its CPU computes"
 _OTHER_SOFTWARE = "install another version of what computes there: onnxruntime, or its driver"
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def needs_of(spec: ModelSpec, kv_dtype: KvDtype, *, keeps_windows: bool = False) -> tuple[str, ...]:
-    """The features that a peer must have for the model, and for keys and values of this type.
+def needs_of(
+    spec: ModelSpec, form: WeightFormat, kv_dtype: KvDtype, *, keeps_windows: bool = False
+) -> tuple[str, ...]:
+    """The features that a peer must have for the model in this format, and for keys and values of
+    this type.
 
     keeps_windows: layers with a sliding window keep the newest tokens only. Raises RequestError for
     codes of latent rows.
@@ -30,7 +33,7 @@ def needs_of(spec: ModelSpec, kv_dtype: KvDtype, *, keeps_windows: bool = False)
             "values",
         )
     rounded = () if kv_dtype == "float32" else (ROUNDED_KV,)
-    return (*spec.needs, *rounded, *((WINDOWED_KV,) if keeps_windows else ()))
+    return (*spec.needs, *form.needs, *rounded, *((WINDOWED_KV,) if keeps_windows else ()))
 
 
 def able_peers(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypedDict, get_args
+from typing import Literal, Self, TypedDict, get_args
 
 from edge.errors import RequestError, shown
 from edge.kernels.kv_cache.cache_size import keeps_remainders
@@ -12,13 +13,15 @@ from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.membership.identity import LEAST_DIGITS, read_ids
 from edge.memory.step_memory import rewinds
 from edge.memory.windows import can_keep_windows
-from edge.models.spec import ModelSpec
+from edge.models.spec import FILE_BLOCKS, ModelSpec
 from edge.option_fields import checks_calls, option
 from edge.partition import Parallel, Plan, Workload
 from edge.protocol.messages import MOST_TRUSTED
+from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import Speculation, StepLimits
 from edge.protocol.wire_rules import Wire
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.encoding import Encoding
 from edge.weights.formats import (
     AUTO,
     BLOCK_SIZES,
@@ -307,6 +310,10 @@ class LoadOptions:
     keeps_all_tokens: bool = False
     """Layers with a sliding window keep all tokens, so that a request can be cut anywhere."""
 
+    packs_blocks: bool = False
+    """Weights of GGUF files are packed for ONNX Runtime's kernels, though peers might compute with
+    the file's blocks; see `for_peers`."""
+
     def __post_init__(self) -> None:
         if self.prefixes_of is not None:
             _check_devices(self.prefixes_of)
@@ -352,13 +359,22 @@ class LoadOptions:
 
     def weight_format(self, checkpoint: Checkpoint) -> WeightFormat:
         """The weight format of a load of this checkpoint."""
+        own = checkpoint.own_encoding
+        if self.packs_blocks and isinstance(own, Encoding) and own.packed is not None:
+            own = own.packed
         return weight_format(
             checkpoint.spec,
             self.dtype,
             self.block_size,
             self.accuracy,
-            own=checkpoint.own_encoding,
+            own=own,
         )
+
+    def for_peers(self, peers: Iterable[PeerInfo]) -> Self:
+        """These options for a load on some of these peers, which must all know its blocks."""
+        if any(FILE_BLOCKS in peer.lacks for peer in peers):
+            return replace(self, packs_blocks=True)
+        return self
 
     def limits(self, spec: ModelSpec, *, may_keep_windows: bool = True) -> StepLimits:
         """The largest steps of this model. may_keep_windows: layers with a sliding window may keep

@@ -55,7 +55,7 @@ async def measured_proposal(
     if measure != "nothing":
         wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
     peers, unused = some_able_peers(
-        peers, needs_of(checkpoint.spec, options.kv_dtype), options.plan, wrong
+        peers, needs_of(checkpoint.spec, weight_format, options.kv_dtype), options.plan, wrong
     )
     notes = [*unused]
     may_keep_windows = not any(WINDOWED_KV in peer.lacks for peer in peers)

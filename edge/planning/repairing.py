@@ -71,7 +71,8 @@ async def repaired_proposal(
     wrong = await wrong_peers(
         asked, weight_format, cache_root=cache_root(), limit_s=PROVES_WITHIN_S
     )
-    needs = needs_of(checkpoint.spec, options.kv_dtype, keeps_windows=before.limits.windows > 0)
+    keeps_windows = before.limits.windows > 0
+    needs = needs_of(checkpoint.spec, weight_format, options.kv_dtype, keeps_windows=keeps_windows)
     able, sentences = able_peers(peers, needs, wrong)
     there = [peer for peer in able if peer.id not in lost]
     if sentences and not there:

@@ -29,6 +29,8 @@ class Encoding:
     open: OpenSource
     note: str = ""
     """A note for people, in addition to the kinds of its matrices."""
+    packed: Encoding | None = None
+    """The same weights for devices that lack kernels for these; None: every device has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

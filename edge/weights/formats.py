@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from edge.errors import RequestError, shown
+from edge.kernels.matmul_blocks.reference import FORMS
 from edge.kernels.matmul_nbits.reference import Accuracy
-from edge.models.spec import MAX_KINDS, ModelSpec, graded
+from edge.models.spec import FILE_BLOCKS, MAX_KINDS, ModelSpec, graded
 from edge.weights.block_matrices import Blocks
 from edge.weights.encoding import Encoding, OpenSource, Rounded
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.float_matrices import Floats, float32
 from edge.weights.integer_formats import int2, int3, int4, int8, pure_int4
 from edge.weights.matrix_kind import MatrixKind
@@ -47,6 +49,7 @@ KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 _FLOATS = "floats"
 _BLOCKS = {"blocks": (False, False), "zero_blocks": (True, False), "offset_blocks": (False, True)}
 """Whether blocks have zero points and offsets, by their names in messages."""
+_FILE_BLOCKS = "file_blocks"
 _SORTED = "sorted_"
 """Prefix of the names of blocks whose columns are sorted by group."""
 
@@ -75,6 +78,11 @@ class WeightFormat:
     def storage(self) -> tuple[str, Recipe]:
         """The part that decides the bytes on disk; formats with the same storage share them."""
         return self.name, self.recipe
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a device must have for its products, see `edge.models.spec`."""
+        return (FILE_BLOCKS,) if any(isinstance(k, FileBlocks) for k in self.recipe.kinds) else ()
 
     @property
     def rounds_inputs(self) -> bool:
@@ -117,6 +125,8 @@ class WeightFormat:
 
 
 def _kind_json(kind: MatrixKind[Any]) -> dict[str, Any]:
+    if isinstance(kind, FileBlocks):
+        return {"kind": _FILE_BLOCKS, "type": kind.type}
     if not isinstance(kind, Blocks):
         return {"kind": _FLOATS}
     (name,) = (name for name, has in _BLOCKS.items() if has == (kind.zero_points, kind.offsets))
@@ -128,9 +138,14 @@ def _kind_json(kind: MatrixKind[Any]) -> dict[str, Any]:
 
 def _kind(value: object) -> MatrixKind[Any]:
     named = value.get("kind") if isinstance(value, Mapping) else None
+    if named == _FILE_BLOCKS:
+        assert isinstance(value, Mapping)
+        if set(value) != {"kind", "type"} or str(value["type"]) not in FORMS:
+            raise RequestError(f"blocks of a file are one of {', '.join(FORMS)}")
+        return FileBlocks(str(value["type"]))
     plain = named.removeprefix(_SORTED) if isinstance(named, str) else ""
     if named != _FLOATS and plain not in _BLOCKS:
-        known = (_FLOATS, *_BLOCKS, *(f"{_SORTED}{name}" for name in _BLOCKS))
+        known = (_FLOATS, _FILE_BLOCKS, *_BLOCKS, *(f"{_SORTED}{name}" for name in _BLOCKS))
         raise RequestError(f"matrices are {shown(named)}, not {' or '.join(known)}")
     assert isinstance(value, Mapping)
     numbers: tuple[str, ...] = () if named == _FLOATS else ("code_bits", "block_size")

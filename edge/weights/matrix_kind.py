@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -34,6 +34,14 @@ class StoredArray:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class ReadRows(Protocol):
+    """Reads one of a matrix's stored arrays, by suffix."""
+
+    def __call__(self, suffix: str, places: Sequence[int] | None) -> NDArray[Any]:
+        """These entries of its first axis; None: all."""
+        ...
 
 
 class MatrixKind(ABC, Generic[Matrix_co]):
@@ -87,13 +95,20 @@ class MatrixKind(ABC, Generic[Matrix_co]):
         """Zeros before the inputs of a slice that begins at this column of the matrix."""
         return first_column % self.column_multiple
 
+    def some_rows(self, read: ReadRows, rows: Sequence[int]) -> dict[str, NDArray[Any]]:
+        """The stored arrays of a matrix of these rows only, by suffix. read: of the whole one."""
+        suffixes = [each.suffix for each in self.arrays(1, 1)]
+        of_all = self.arrays_of_all_rows
+        return {each: read(each, None if each in of_all else rows) for each in suffixes}
+
     @abstractmethod
     def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> Matrix_co:
         """The matrix for kernels. stored: gives its arrays by suffix. columns: with padding."""
 
     @abstractmethod
     def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
-        """The weights [rows, columns] of these arrays, dequantized."""
+        """The weights [rows, columns] of these arrays, dequantized. Kinds that store rows in groups
+        have further rows at the end."""
 
     @abstractmethod
     def made_up(

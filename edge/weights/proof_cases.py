@@ -87,7 +87,7 @@ def proof_cases(weight_format: WeightFormat, seed: int) -> list[ProofCase]:
     found = []
     for kind in weight_format.recipe.kinds:
         stored = _stored(kind, draw, seed)
-        weight = kind.floats(stored.__getitem__, _HIDDEN)
+        weight = kind.floats(stored.__getitem__, _HIDDEN)[:_OUTPUTS]
         fast = weight_format.rounds(kind)
         found.append(
             ProofCase(

@@ -119,7 +119,7 @@ class Recipe:
         values = source.unrounded(whole)
         if values is None:
             kind = self.kind(role, whole.grade)
-            values = kind.floats(source.matrix(whole).__getitem__, len(rows))
+            values = kind.floats(source.matrix(whole).__getitem__, len(rows))[: whole.num_rows]
         return matrix.kind.rounded(values.T)
 
     def all_stored(self, matrices: Iterable[MatrixSlice]) -> tuple[StoredMatrix, ...]:

@@ -189,17 +189,18 @@ def _q3_k(blocks: Bytes) -> Codes:
     return Codes(values=_runs_of_16(values), scales=_half(blocks, 108) * steps)
 
 
-def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
-    """12 bytes to 8 scales and 8 minima of 6 bits each; the last four of each are in two pieces."""
+def scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """Bytes [..., 12] of Q4_K and Q5_K to 8 scales and 8 minima of 6 bits each; the last four of
+    each are in two pieces."""
     first, second, third = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = np.concatenate([first & 63, third & 15 | (first >> 2) & 48], axis=-1)
     minima = np.concatenate([second & 63, third >> 4 | (second >> 2) & 48], axis=-1)
-    return scales.astype(np.float32), minima.astype(np.float32)
+    return scales, minima
 
 
 def _with_minima(blocks: Bytes, values: Bytes) -> Codes:
     """Q4_K's and Q5_K's values [..., 8, 32], their scales and minima."""
-    steps, least = _scales_and_minima(blocks[..., 4:16])
+    steps, least = (each.astype(np.float32) for each in scales_and_minima(blocks[..., 4:16]))
     scales, minima = _half(blocks, 0) * steps, _half(blocks, 2) * least
     return Codes(values=values.astype(np.int8), scales=scales, offsets=-minima)
 

@@ -35,7 +35,9 @@ PAGES = sorted(REPOSITORY / name for name in tracked() if name.endswith(".md"))
 MODULES = sorted(
     REPOSITORY / name
     for name in tracked()
-    if name.endswith(".py") and name.split("/")[0] in ("edge", *PARTS)
+    if name.endswith(".py")
+    and name.split("/")[0] in ("edge", *PARTS)
+    and not name.startswith("kernels/native/")  # a distribution of its own
 )
 
 

@@ -136,16 +136,17 @@ def test_codes_are_computed_with_as_the_file_has_them(
     kind: int | Callable[[str], int],
     accuracy: Accuracy,
 ) -> None:
-    """Rows are cut within the blocks of 256, and columns within those of 32; of phi3 out of fused
-    matrices, of experts out of tensors with those of a layer, of linear attention in another
-    order."""
+    """Of phi3 cut out of fused matrices, of experts out of tensors with those of a layer, of linear
+    attention in another order."""
     made = tiny_checkpoint(name)
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=kind)
     prompt = meant.prompt(PROMPT_TOKENS)
     expected = meant.logits(prompt)
     layout = "tensor_2" if name == "llama_in_blocks" else "tensor_3"
-    plan = make_plan(meant.spec, layout, model=path.name, column_multiple=32)
+    plan = make_plan(
+        meant.spec, layout, model=path.name, column_multiple=256 if layout == "tensor_2" else 32
+    )
     most = LARGEST_ERROR_OF_CODES
     if accuracy == "fast":
         rounded = (LARGEST_ERROR_OF_INTEGER_INPUTS, LARGEST_ERROR_WITH_STATES)
@@ -162,6 +163,7 @@ def as_people_mix_them(name: str) -> int:
     return int(Type.F16 if name == "blk.2.ffn_down.weight" else Type.Q4_K)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["blocks", "packed"])
 @pytest.mark.parametrize(
     "layout",
     [
@@ -174,19 +176,26 @@ def as_people_mix_them(name: str) -> int:
 )
 @pytest.mark.linux_ways
 def test_a_file_of_several_types(
-    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, layout: str
+    five_peers: edge.Cluster,
+    tiny_checkpoint: Checkpoints,
+    tmp_path: Path,
+    layout: str,
+    packed: bool,
 ) -> None:
-    """However it is cut, also with layers read from disk, which gives the same bits."""
+    """However it is cut, also with layers read from disk, which gives the same bits; in the file's
+    blocks, and packed for devices that lack their kernels, which may cut columns within them."""
     made = tiny_checkpoint("llama_in_blocks")
     path = tmp_path / "model.gguf"
     meant = write_gguf(path, made.path, kind=as_people_mix_them)
     prompt = meant.prompt(PROMPT_TOKENS)
-    plan = make_plan(meant.spec, layout, model=path.name, column_multiple=32)
+    plan = make_plan(meant.spec, layout, model=path.name, column_multiple=32 if packed else 256)
+    words = "4 bits in blocks of 32 with offsets" if packed else "Q4_K as in the file"
     found = []
     for each in (plan, streaming(plan, 3)):
-        with five_peers.load(path, plan=each, accuracy="high") as model:
+        options = edge.LoadOptions(plan=each, accuracy="high", packs_blocks=packed)
+        with five_peers.load(path, options) as model:
             found.append(model.logits(prompt))
-            assert "4 bits in blocks of 32 with offsets" in model.proposal.weights
+            assert words in model.proposal.weights
     assert relative_error(found[0], meant.logits(prompt)) <= LARGEST_ERROR_OF_CODES
     np.testing.assert_array_equal(found[0], found[1])
 

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.matmul.onnx import matmul, matmul_weight
+from edge.kernels.matmul_blocks.onnx import block_product
 from edge.kernels.matmul_nbits.onnx import matmul_nbits
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.kernels.onnx_graph import OnnxGraph, Provider
 from edge.weights.block_matrices import Blocks
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.matrix_kind import MatrixKind
 
 
@@ -27,11 +29,24 @@ class Matrix:
     columns: int
     array: Callable[[str], str]
     """Gives the graph's value for one of the matrix's stored arrays, by name."""
+    is_loose: bool = False
+    """Whether its values are exchanged under the session."""
 
 
 def product(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
     """x [..., columns] → [..., rows]."""
     kind = matrix.kind
+    if isinstance(kind, FileBlocks):
+        return block_product(
+            graph,
+            x,
+            matrix.array("blocks"),
+            kind.form,
+            rows=matrix.rows,
+            columns=matrix.columns,
+            accuracy=matrix.accuracy,
+            holds=not matrix.is_loose,
+        )
     if not isinstance(kind, Blocks):
         return matmul(graph, x, matrix.array("weight"))
     if kind.is_sorted:

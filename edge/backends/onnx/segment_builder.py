@@ -228,6 +228,7 @@ class SegmentBuilder:
             rows=len(stored.rows),
             columns=stored.columns,
             array=lambda suffix: self.weight(f"{stored.name}.{suffix}"),
+            is_loose=self.segment.names.streamed is not None,
         )
         return product(self.graph, pad(self.graph, x, stored.padding), matrix)
 

@@ -294,7 +294,7 @@ class _Check:
         arrays, padding = self._arrays, stored.padding
         outputs = spread(len(stored.rows), _OUTPUTS)
         weight = arrays.floats(stored, outputs)
-        array = partial(arrays.array, stored, rows=outputs)
+        found = arrays.some_rows(stored, outputs)
 
         def face(graph: OnnxGraph, x: str) -> str:
             matrix = Matrix(
@@ -303,7 +303,7 @@ class _Check:
                 rows=len(outputs),
                 columns=stored.columns,
                 array=lambda suffix: graph.weight(
-                    f"{stored.name}.{suffix}", as_taken(suffix, array(suffix), graph.provider)
+                    f"{stored.name}.{suffix}", as_taken(suffix, found[suffix], graph.provider)
                 ),
             )
             return product(graph, x, matrix)

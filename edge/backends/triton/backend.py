@@ -12,7 +12,7 @@ from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size, usable_memory_bytes
 from edge.memory.step_memory import keeps_windows
-from edge.models.spec import ALL_NEEDS, PLACED_PICTURES, WINDOWED_KV, ModelSpec
+from edge.models.spec import ALL_NEEDS, FILE_BLOCKS, PLACED_PICTURES, WINDOWED_KV, ModelSpec
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
@@ -53,7 +53,7 @@ class TritonBackend:
     """
 
     name = "triton"
-    lacks = (ALL_NEEDS - PART_KINDS - _FURTHER) | {WINDOWED_KV, PLACED_PICTURES}
+    lacks = (ALL_NEEDS - PART_KINDS - _FURTHER) | {WINDOWED_KV, PLACED_PICTURES, FILE_BLOCKS}
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads

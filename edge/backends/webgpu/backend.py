@@ -34,6 +34,7 @@ from edge.host.gpu_adapters import (
 from edge.kernels.onnx_graph import WEBGPU
 from edge.memory.step_memory import keeps_windows
 from edge.models.spec import (
+    FILE_BLOCKS,
     FURTHER_HEAD,
     PLACED_PICTURES,
     ROUNDED_KV,
@@ -62,7 +63,12 @@ class WebGpuBackend:
     """The adapter that WebGPU chooses."""
 
     name = "webgpu"
-    lacks = frozenset((WEIGHTS_ON_DISK, ROUNDED_KV, WINDOWED_KV, PLACED_PICTURES, FURTHER_HEAD))
+    lacks = frozenset(
+        (
+            *(WEIGHTS_ON_DISK, ROUNDED_KV, WINDOWED_KV),
+            *(PLACED_PICTURES, FURTHER_HEAD, FILE_BLOCKS),
+        )
+    )
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads

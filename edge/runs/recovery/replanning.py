@@ -197,7 +197,7 @@ class Replanning:
             weight_format = self._reloading.options.weight_format(checkpoint)
             wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
             kv_dtype, windows = self._reloading.options.kv_dtype, before.limits.windows
-            needs = needs_of(checkpoint.spec, kv_dtype, keeps_windows=windows > 0)
+            needs = needs_of(checkpoint.spec, weight_format, kv_dtype, keeps_windows=windows > 0)
             peers, others = able_peers(peers, needs, wrong)
             for sentence in others:
                 _log.info("%s", sentence)

@@ -6,27 +6,34 @@ kernels can compute with the same blocks in another layout, and no weight change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import CheckpointError
+from edge.kernels.matmul_blocks.reference import FORMS, row_blocks, tiles
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, stacked
+from edge.models.parts import MatrixSlice
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
-from edge.offload import BlockType, GgufStore
+from edge.offload import BlockType, GgufStore, StoreError
 from edge.progress import OnProgress
 from edge.weights.block_matrices import Blocks
 from edge.weights.encoding import Encoding
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.fused_rows import Steps, TensorPart
+from edge.weights.gguf.file_blocks import largest_weight, read_blocks
 from edge.weights.integer_formats import head_kind, small_floats
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.recipe import Kind, rule_role
 from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
+from edge.weights.weight_limits import check_weights
 
 _CHUNK_WEIGHTS = 1 << 22
 """Weights that are unpacked at once, which takes about ten bytes each."""
@@ -59,23 +66,102 @@ def gguf_encoding(
     )
     if not coded:
         return None
-    kinds = {role: _kind(each) if role in coded else Floats() for role, each in types.items()}
     rounded = {} if "head" in coded else {"head": head_kind(spec)}
-    found = recipe_of(spec, kinds | rounded)
-    if found is None:
-        return None
-    recipe, grades = found
+    as_stored = {
+        role: types[role].name
+        for role in coded
+        if types[role].name in FORMS
+        and ".experts." not in role  # experts that are one node are packed for it
+        and keeps_blocks(types[role], parts.get(names[role]))
+    }
 
-    def open_source(
-        tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
-    ) -> WeightSource:
-        blocks = StoredBlocks(tensors, coded=coded, read=partial(_read, store, parts))
-        return with_rounded(
-            blocks, rounded, tensors, cache_root=cache_root, on_progress=on_progress
-        )
+    def encoding(as_stored: Mapping[str, str], packed: Encoding | None) -> Encoding | None:
+        kinds: dict[str, Kind] = {
+            role: _kind(each) if role in coded else Floats() for role, each in types.items()
+        }
+        kinds |= {role: FileBlocks(name) for role, name in as_stored.items()}
+        found = recipe_of(spec, kinds | rounded)
+        if found is None:
+            return packed
 
-    note = HEAD_NOTE if rounded else ""
-    return Encoding(recipe=recipe, grades=grades, open=open_source, note=note)
+        def open_source(
+            tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
+        ) -> WeightSource:
+            blocks = GgufBlocks(tensors, store, parts, coded=coded, as_stored=as_stored)
+            return with_rounded(
+                blocks, rounded, tensors, cache_root=cache_root, on_progress=on_progress
+            )
+
+        recipe, grades = found
+        note = HEAD_NOTE if rounded else ""
+        return Encoding(recipe=recipe, grades=grades, open=open_source, note=note, packed=packed)
+
+    packed = encoding({}, None)
+    return encoding(as_stored, packed) if as_stored else packed
+
+
+class GgufBlocks(StoredBlocks):
+    """Reads the matrices of `as_stored` roles, to the names of their types, as blocks of the file;
+    others of `coded` roles as codes, and the rest as float32."""
+
+    def __init__(
+        self,
+        tensors: CheckpointTensors,
+        store: GgufStore,
+        parts: Mapping[str, TensorPart],
+        *,
+        coded: frozenset[str],
+        as_stored: Mapping[str, str],
+    ) -> None:
+        super().__init__(tensors, coded=coded, read=partial(_read, store, parts))
+        self._file = store
+        self._parts = parts
+        self._as_stored = as_stored
+
+    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
+        form = FORMS.get(self._as_stored.get(part.parts[0][0], ""))
+        if form is None:
+            return super().matrix(part)
+        size = form.block_size
+        blocks = range(part.columns.start // size, -(-part.columns.stop // size))
+        found = np.zeros((part.num_rows, len(blocks), form.row_bytes), np.uint8)
+        at = 0
+        for role, rows in part.parts:
+            name = self._tensor_name(role)
+            own = self._parts.get(name)
+            block = self._file.block_type(name if own is None else own.tensor)
+            try:
+                for raw in _raw_rows(self._file, own, name, rows, blocks):
+                    each = read_blocks(form, block, raw)
+                    check_weights(self._store, name, largest_weight(form, each))
+                    found[at : at + len(raw)] = row_blocks(form, each)
+                    at += len(raw)
+            except StoreError as error:
+                raise CheckpointError(str(error)) from error
+        return {"blocks": tiles(form, found)}
+
+
+def keeps_blocks(block: BlockType, part: TensorPart | None) -> bool:
+    """Whether whole blocks can be put into the part's order."""
+    columns = None if part is None else part.columns
+    return columns is None or columns.counts[-1] % block.block_size == 0
+
+
+def _raw_rows(
+    store: GgufStore, part: TensorPart | None, name: str, rows: range, blocks: range
+) -> Iterator[NDArray[np.uint8]]:
+    """Raw blocks uint8 [rows, blocks, bytes of a block], a piece of rows at a time."""
+    name, runs = _runs(store, name, part, rows)
+    size = store.block_type(name).block_size
+    order: slice | list[int] = slice(None)
+    if part is not None and part.columns is not None:
+        whole = part.columns.runs(range(part.columns.count))
+        places = [block for run in whole for block in range(run.start // size, run.stop // size)]
+        order, blocks = places[blocks.start : blocks.stop], range(store.shape(name)[1] // size)
+    step = max(1, _CHUNK_WEIGHTS // (len(blocks) * size))
+    for run in runs:
+        for row in range(run.start, run.stop, step):
+            yield store.blocks(name, range(row, min(row + step, run.stop)), blocks)[:, order]
 
 
 def _has_codes(block: BlockType, part: TensorPart | None) -> bool:

@@ -11,6 +11,7 @@ from edge.errors import RequestError
 from edge.models.families import FAMILIES, read_family
 from edge.models.spec import ALL_NEEDS, ModelSpec
 from edge.planning.able_peers import able_peers, needs_of, some_able_peers
+from edge.weights.formats import weight_format
 from tests.support.peer_infos import peer_info
 from tests.support.plans import make_plan
 
@@ -76,10 +77,11 @@ def test_gpus_are_left_out_where_they_lack_kernels(family: str, lacking: str) ->
 def test_codes_of_latent_rows_are_refused() -> None:
     """A row in float32 is smaller than codes of what it stands for."""
     spec = spec_of("glm4_moe_lite")
-    assert needs_of(spec, "float32") == spec.needs
+    form = weight_format(spec, "float32")
+    assert needs_of(spec, form, "float32") == spec.needs
     for dtype in ("int8", "int4"):
         with pytest.raises(RequestError, match=f"in float32, and {dtype} was asked for"):
-            needs_of(spec, dtype)
+            needs_of(spec, form, dtype)
 
 
 def test_gpus_compute_small_gemma4() -> None:

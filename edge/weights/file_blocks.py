@@ -1,0 +1,93 @@
+"""Weights in the blocks of a GGUF file: as many bits in memory as in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge.kernels.matmul_blocks.reference import (
+    FORMS,
+    TILE_ROWS,
+    BlockForm,
+    dequantize,
+    rows_of,
+    tiles,
+)
+from edge.weights.block_matrices import Blocks
+from edge.weights.matrix_kind import MatrixKind, ReadRows, StoredArray
+
+_BLOCKS = "blocks"
+_TRANSPOSED = Blocks(8, 32)
+"""Finer, because values were rounded in other blocks already."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileBlocks(MatrixKind[NDArray[np.float32]]):
+    """Blocks of a type; see edge.kernels.matmul_blocks.reference. Raises ValueError for another."""
+
+    can_round_inputs = True
+
+    type: str
+
+    def __post_init__(self) -> None:
+        if self.type not in FORMS:
+            raise ValueError(f"blocks of type {self.type} are not {', '.join(FORMS)}")
+
+    @property
+    def form(self) -> BlockForm:
+        return FORMS[self.type]
+
+    @property
+    def words(self) -> str:
+        return f"{self.type} as in the file"
+
+    @property
+    def operator(self) -> str:
+        return f"block_product in {self.type}"
+
+    @property
+    def bits(self) -> int:
+        return self.form.bits
+
+    @property
+    def column_multiple(self) -> int:
+        return self.form.block_size
+
+    @property
+    def packed_bytes_per_weight(self) -> float:
+        return self.form.bytes_per_weight
+
+    def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
+        blocks = -(-columns // self.form.block_size)
+        shape = (-(-rows // TILE_ROWS), blocks * TILE_ROWS * self.form.row_bytes)
+        return (StoredArray(suffix=_BLOCKS, dtype="uint8", shape=shape),)
+
+    @property
+    def transposed(self) -> Blocks:
+        return _TRANSPOSED
+
+    def rounded(self, values: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """Raises NotImplementedError: files have such blocks already."""
+        raise NotImplementedError("weights are not rounded to the blocks of files")
+
+    def some_rows(self, read: ReadRows, rows: Sequence[int]) -> dict[str, NDArray[Any]]:
+        numbers = sorted({row // TILE_ROWS for row in rows})
+        found = rows_of(self.form, read(_BLOCKS, numbers))
+        places = [numbers.index(row // TILE_ROWS) * TILE_ROWS + row % TILE_ROWS for row in rows]
+        return {_BLOCKS: tiles(self.form, found[places])}
+
+    def matrix(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
+        return self.floats(stored, columns)
+
+    def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
+        return dequantize(self.form, rows_of(self.form, stored(_BLOCKS)))[:, :columns]
+
+    def made_up(
+        self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
+    ) -> dict[str, NDArray[Any]]:
+        # Any two of these bytes are a float16 from 0.0005 to 0.002, wherever a block begins.
+        return {_BLOCKS: codes & np.uint8(7) | np.uint8(16)}

@@ -1,0 +1,16 @@
+"""The operator of ONNX Runtime that multiplies with the blocks of GGUF files, as a library."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+LIBRARY = Path(__file__).with_name("library.bin")
+
+
+def kernels() -> str:
+    """The name of the kernels that this processor takes, such as "avx2"; "plain": slow ones."""
+    name = ctypes.CDLL(str(LIBRARY)).edge_kernels_name
+    name.restype = ctypes.c_char_p
+    found: bytes = name()
+    return found.decode()

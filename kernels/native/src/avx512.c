@@ -1,0 +1,45 @@
+/* Vectors of sixteen rows, for processors with AVX-512 F, BW, VL and VNNI. */
+#include "blocks.h"
+
+#include <immintrin.h>
+
+#define NAME avx512
+#define MOST 8
+#define LANES 16
+#define F __m512
+#define I __m512i
+#define B __m512i
+#define P int
+#define F_ZERO() _mm512_setzero_ps()
+#define F_ALL(value) _mm512_set1_ps(value)
+#define F_TIMES(a, b) _mm512_mul_ps(a, b)
+#define F_ADD_PRODUCT(sum, a, b) _mm512_fmadd_ps(a, b, sum)
+#define F_TAKE_PRODUCT(sum, a, b) _mm512_fnmadd_ps(a, b, sum)
+#define F_OF(whole) _mm512_cvtepi32_ps(whole)
+#define F_HALVES(at) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(at)))
+#define F_BYTES(at) _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(at))))
+#define F_SIGNED_BYTES(at) \
+  _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at))))
+#define F_STORE(at, value) _mm512_storeu_ps(at, value)
+#define I_ALL(value) _mm512_set1_epi32(value)
+#define B_LOAD(at) _mm512_loadu_si512(at)
+#define B_AND(bytes, mask) _mm512_and_si512(bytes, _mm512_set1_epi8(mask))
+#define B_OR(a, b) _mm512_or_si512(a, b)
+#define B_LEFT(bytes, by) _mm512_slli_epi16(bytes, by)
+#define B_RIGHT(bytes, by) _mm512_srli_epi16(bytes, by)
+#define B_SIGNED(bytes) bytes
+#define B_TO_FIFTH(bytes, from) ((from) < 4 ? B_LEFT(bytes, 4 - (from)) : B_RIGHT(bytes, (from) - 4))
+#define P_ZERO() 0
+#define SIGNED(bits) 0
+#define STEP(sum, pairs, weights, inputs, bits) \
+  (sum = _mm512_dpbusd_epi32(sum, weights, four_of(inputs)))
+#define FLUSHES(bits, run, i) 0
+#define FLUSH(sum, pairs) (void)0
+
+INLINE __m512i four_of(const int8_t *inputs) {
+  int32_t four;
+  memcpy(&four, inputs, sizeof four);
+  return _mm512_set1_epi32(four);
+}
+
+#include "tile.h"

@@ -1,0 +1,87 @@
+/* Types of blocks, and how they lie in memory.
+ *
+ * Sixteen rows lie side by side in a tile, so that each of a vector's sixteen lanes is a row. A tile
+ * has one block of each of its rows: 32 columns, or 256 in types of two levels. See
+ * edge/kernels/matmul_blocks/reference.py, which has the same in numpy.
+ */
+#ifndef EDGE_BLOCKS_H
+#define EDGE_BLOCKS_H
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LARGEST_CODE 127.0f
+#define SMALLEST_PEAK 1e-30f
+#define STRING_(name) #name
+#define STRING(name) STRING_(name)
+
+enum { ROWS = 16, PIECE = 32 }; /* columns whose inputs share a scale */
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, TYPES };
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#else
+#define INLINE static inline
+#endif
+
+/* All of these are folded where `type` is a constant. */
+INLINE int bits_of(int type) {
+  switch (type) {
+    case Q4_0: case Q4_1: case Q4_K: return 4;
+    case Q5_0: case Q5_1: case Q5_K: return 5;
+    case Q6_K: return 6;
+    default: return 8;
+  }
+}
+INLINE int has_two_levels(int type) { return type >= Q4_K; }
+INLINE int has_minimum(int type) {
+  return type == Q4_1 || type == Q5_1 || type == Q4_K || type == Q5_K;
+}
+INLINE int run_of(int type) { return type == Q6_K ? 16 : 32; } /* columns that share a scale */
+INLINE int zero_of(int type) { return has_minimum(type) ? 0 : 1 << (bits_of(type) - 1); }
+INLINE int block_of(int type) { return has_two_levels(type) ? 256 : 32; }
+INLINE int high_bytes(int type) { /* of a piece: what a code has above four bits, below eight */
+  return bits_of(type) == 8 ? 0 : (bits_of(type) - 4) * 64;
+}
+INLINE int piece_bytes(int type) { return bits_of(type) == 8 ? 512 : 256 + high_bytes(type); }
+INLINE int head_bytes(int type) { /* of a tile: its scales */
+  int halves = 2 * ROWS * (1 + has_minimum(type));
+  return has_two_levels(type) ? halves + (256 / run_of(type)) * ROWS * (1 + has_minimum(type))
+                              : halves;
+}
+INLINE int tile_bytes(int type) {
+  return head_bytes(type) + block_of(type) / PIECE * piece_bytes(type);
+}
+
+/* The inputs of one row of a product, rounded to 8 bits in pieces of 32. */
+typedef struct {
+  const int8_t *codes;  /* [columns] */
+  const float *scales;  /* [pieces] */
+  const int32_t *sums;  /* [2 * pieces]: of sixteen codes each */
+  const float *totals;  /* [pieces]: scale times the sum of 32 codes */
+} Inputs;
+
+/* Products of a tile's rows, all along the columns, with `count` rows of inputs: [count][ROWS]. */
+typedef void (*TileProducts)(const uint8_t *tiles, size_t blocks, const Inputs *x, int count,
+                             float *y);
+/* Rounds one row of inputs [columns], with zeros after it up to whole blocks. rest: NULL, or what
+ * rounding takes from them [columns]. */
+typedef void (*Round)(const float *x, size_t columns, size_t padded, int8_t *codes, float *scales,
+                      int32_t *sums, float *totals, float *rest);
+
+typedef struct {
+  const char *name;
+  int most; /* rows of inputs that are multiplied at once */
+  Round round;
+  TileProducts products[TYPES];
+} Kernels;
+
+const Kernels *plain_kernels(void);
+const Kernels *avx2_kernels(void);
+const Kernels *avx_vnni_kernels(void);
+const Kernels *avx512_kernels(void);
+const Kernels *neon_kernels(void);
+
+#endif

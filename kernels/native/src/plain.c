@@ -1,0 +1,54 @@
+/* Any processor: slow, and what the others are compared with. */
+#include "blocks.h"
+
+#define NAME plain
+#define MOST 1
+#define LANES 1
+#define F float
+#define I int32_t
+#define P int
+#define F_ZERO() 0
+#define F_ALL(value) (value)
+#define F_TIMES(a, b) ((a) * (b))
+#define F_ADD_PRODUCT(sum, a, b) fmaf(a, b, sum)
+#define F_TAKE_PRODUCT(sum, a, b) fmaf(-(a), b, sum)
+#define F_OF(whole) ((float)(whole))
+#define F_HALVES(at) half_at(at)
+#define F_BYTES(at) ((float)*(at))
+#define F_SIGNED_BYTES(at) ((float)(int8_t) * (at))
+#define F_STORE(at, value) (*(at) = (value))
+#define I_ALL(value) (value)
+#define B uint32_t
+#define B_LOAD(at) four_bytes(at)
+#define B_AND(bytes, mask) ((bytes) & (0x01010101u * (mask)))
+#define B_OR(a, b) ((a) | (b))
+#define B_LEFT(bytes, by) ((bytes) << (by))
+#define B_RIGHT(bytes, by) ((bytes) >> (by))
+#define B_SIGNED(bytes) (bytes)
+#define B_TO_FIFTH(bytes, from) ((from) < 4 ? B_LEFT(bytes, 4 - (from)) : B_RIGHT(bytes, (from) - 4))
+#define P_ZERO() 0
+#define SIGNED(bits) 0
+#define STEP(sum, pairs, weights, inputs, bits) (sum += product_of_four(weights, inputs))
+#define FLUSHES(bits, run, i) 0
+#define FLUSH(sum, pairs) (void)0
+
+INLINE uint32_t four_bytes(const uint8_t *at) {
+  return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+INLINE int32_t product_of_four(uint32_t weights, const int8_t *inputs) {
+  int32_t sum = 0;
+  for (int i = 0; i < 4; i++) sum += (int32_t)(weights >> 8 * i & 255) * inputs[i];
+  return sum;
+}
+
+INLINE float half_at(const uint8_t *at) {
+  const uint32_t half = at[0] | (uint32_t)at[1] << 8;
+  const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
+  float value = exponent == 31 ? (fraction ? NAN : INFINITY)
+                : exponent     ? ldexpf((float)(fraction | 1024), (int)exponent - 25)
+                               : ldexpf((float)fraction, -24);
+  return half >> 15 ? -value : value;
+}
+
+#include "tile.h"

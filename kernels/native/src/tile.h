@@ -1,0 +1,168 @@
+/* The product of a tile, for the vectors that the including file defines:
+ *
+ *   NAME, MOST       suffix of functions; rows of inputs at once
+ *   LANES            rows in a vector; F, I: vectors of LANES floats or 32-bit integers
+ *   B                4 * LANES bytes: four columns of each row
+ *   STEP(a, p, w, x) adds the products of bytes w with four inputs x to a, by way of p
+ *   FLUSH(a, p)      ends that: after EVERY(bits) steps at most
+ *
+ * Whole numbers are exact, and floats are multiplied and added in one order with one rounding each,
+ * so every processor computes the same bits, for any number of rows of inputs.
+ */
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+
+INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *tile, size_t blocks,
+                             const Inputs *x, const int part, float *y) {
+  const int bits = bits_of(type), run = run_of(type), zero = SIGNED(bits) ? 0 : zero_of(type);
+  const int pieces = block_of(type) / PIECE, minimum = has_minimum(type);
+  F sums[MOST];
+  for (int t = 0; t < count; t++) sums[t] = F_ZERO();
+  for (size_t block = 0; block < blocks; block++, tile += tile_bytes(type)) {
+    const uint8_t *halves = tile + 2 * LANES * part;
+    const F scale = F_HALVES(halves);
+    const F least = minimum ? F_HALVES(halves + 2 * ROWS) : F_ZERO();
+    const uint8_t *levels = tile + 2 * ROWS * (1 + minimum) + LANES * part;
+    const uint8_t *codes = tile + head_bytes(type) + 4 * LANES * part;
+    for (int piece = 0; piece < pieces; piece++, codes += piece_bytes(type)) {
+      const size_t at = block * pieces + piece;
+      const uint8_t *high = codes + 256;
+      I low_sums[MOST], high_sums[MOST];
+      P low_pairs[MOST], high_pairs[MOST];
+      (void)low_pairs, (void)high_pairs; /* some STEPs need none */
+      for (int t = 0; t < count; t++) {
+        const int32_t *own = x[t].sums + 2 * at;
+        low_sums[t] = I_ALL(-zero * (run == 32 ? own[0] + own[1] : own[0]));
+        if (run == 16) high_sums[t] = I_ALL(-zero * own[1]);
+        low_pairs[t] = high_pairs[t] = P_ZERO();
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) {
+        const B both = B_LOAD(codes + 64 * i);
+        B low, up;
+        if (bits == 8) {
+          low = both;
+          up = B_LOAD(codes + 64 * (4 + i));
+        } else {
+          low = B_AND(both, 15);
+          up = B_AND(B_RIGHT(both, 4), 15);
+        }
+        if (bits == 5) {
+          const B more = B_LOAD(high);
+          low = B_OR(low, B_AND(i < 4 ? B_LEFT(more, 4 - i) : more, 16));
+          up = B_OR(up, B_AND(i ? B_RIGHT(more, i) : more, 16));
+        } else if (bits == 6) {
+          const B more = B_LOAD(high), further = B_LOAD(high + 64);
+          low = B_OR(low, B_AND(B_TO_FIFTH(more, 2 * i), 48));
+          up = B_OR(up, B_AND(B_TO_FIFTH(further, 2 * i), 48));
+        }
+        if (SIGNED(bits)) {
+          low = B_SIGNED(low);
+          up = B_SIGNED(up);
+        }
+        for (int t = 0; t < count; t++) {
+          const int8_t *inputs = x[t].codes + PIECE * at + 4 * i;
+          STEP(low_sums[t], low_pairs[t], low, inputs, bits);
+          if (run == 16) {
+            STEP(high_sums[t], high_pairs[t], up, inputs + 16, bits);
+          } else {
+            STEP(low_sums[t], low_pairs[t], up, inputs + 16, bits);
+          }
+          if (FLUSHES(bits, run, i)) {
+            FLUSH(low_sums[t], low_pairs[t]);
+            if (run == 16) FLUSH(high_sums[t], high_pairs[t]);
+          }
+        }
+      }
+      F first = scale, second = scale, offset = least;
+      if (has_two_levels(type)) {
+        if (run == 16) {
+          first = F_TIMES(scale, F_SIGNED_BYTES(levels + 2 * ROWS * piece));
+          second = F_TIMES(scale, F_SIGNED_BYTES(levels + 2 * ROWS * piece + ROWS));
+        } else {
+          first = F_TIMES(scale, F_BYTES(levels + ROWS * piece));
+          offset = F_TIMES(least, F_BYTES(levels + ROWS * (pieces + piece)));
+        }
+      }
+      for (int t = 0; t < count; t++) {
+        const F by = F_ALL(x[t].scales[at]);
+        sums[t] = F_ADD_PRODUCT(sums[t], F_OF(low_sums[t]), F_TIMES(first, by));
+        if (run == 16) sums[t] = F_ADD_PRODUCT(sums[t], F_OF(high_sums[t]), F_TIMES(second, by));
+        if (minimum) {
+          const F total = F_ALL(x[t].totals[at]);
+          sums[t] = has_two_levels(type) ? F_TAKE_PRODUCT(sums[t], offset, total)
+                                         : F_ADD_PRODUCT(sums[t], offset, total);
+        }
+      }
+    }
+  }
+  for (int t = 0; t < count; t++) F_STORE(y + ROWS * t + LANES * part, sums[t]);
+}
+
+#define PARTS(type, count)                                                                     \
+  _Pragma("GCC unroll 1") for (int part = 0; part < ROWS / LANES; part++)                      \
+      JOIN(part, NAME)(type, count, tiles, blocks, x, part, y)
+#define PRODUCTS(type)                                                                         \
+  static void JOIN(JOIN(products, type), NAME)(const uint8_t *tiles, size_t blocks,      \
+                                                      const Inputs *x, int count, float *y) {  \
+    for (; count >= MOST; count -= MOST, x += MOST, y += MOST * ROWS) PARTS(type, MOST);       \
+    if (MOST > 4 && count >= 4) {                                                              \
+      PARTS(type, 4);                                                                          \
+      count -= 4, x += 4, y += 4 * ROWS;                                                       \
+    }                                                                                          \
+    if (count >= 2) {                                                                          \
+      PARTS(type, 2);                                                                          \
+      count -= 2, x += 2, y += 2 * ROWS;                                                       \
+    }                                                                                          \
+    if (count) PARTS(type, 1);                                                                 \
+  }
+PRODUCTS(Q4_0)
+PRODUCTS(Q4_1)
+PRODUCTS(Q5_0)
+PRODUCTS(Q5_1)
+PRODUCTS(Q8_0)
+PRODUCTS(Q4_K)
+PRODUCTS(Q5_K)
+PRODUCTS(Q6_K)
+
+/* Whole numbers are compared, as their order is that of positive floats; so NaN is the largest. */
+static void JOIN(round, NAME)(const float *x, size_t columns, size_t padded, int8_t *codes,
+                              float *scales, int32_t *sums, float *totals, float *rest) {
+  for (size_t piece = 0; piece < padded / PIECE; piece++, codes += PIECE) {
+    const size_t at = PIECE * piece;
+    const size_t there = at >= columns ? 0 : columns - at < PIECE ? columns - at : PIECE;
+    float values[PIECE] = {0};
+    memcpy(values, x + at, there * sizeof *x);
+    int32_t peak = 0;
+    for (int i = 0; i < PIECE; i++) {
+      int32_t bits;
+      memcpy(&bits, values + i, sizeof bits);
+      bits &= INT32_MAX;
+      peak = bits > peak ? bits : peak;
+    }
+    float largest;
+    memcpy(&largest, &peak, sizeof largest);
+    const int is_finite = peak < 0x7f800000, is_nothing = largest < SMALLEST_PEAK;
+    const float by = is_finite && !is_nothing ? LARGEST_CODE / largest : 0;
+    const float scale = !is_finite ? NAN : is_nothing ? 0 : largest / LARGEST_CODE;
+    int32_t found[PIECE];
+    for (int i = 0; i < PIECE; i++) found[i] = is_finite ? (int32_t)rintf(values[i] * by) : 0;
+    int32_t first = 0, second = 0;
+    for (int i = 0; i < PIECE; i++) codes[i] = (int8_t)found[i];
+    for (int i = 0; i < 16; i++) first += found[i], second += found[16 + i];
+    scales[piece] = scale;
+    sums[2 * piece] = first;
+    sums[2 * piece + 1] = second;
+    totals[piece] = scale * (float)(first + second);
+    if (rest)
+      for (size_t i = 0; i < there; i++) rest[at + i] = values[i] - scale * (float)found[i];
+  }
+}
+
+const Kernels *JOIN(NAME, kernels)(void) {
+#define OF(type) JOIN(JOIN(products, type), NAME)
+  static const Kernels found = {
+      STRING(NAME), MOST, JOIN(round, NAME),
+      {OF(Q4_0), OF(Q4_1), OF(Q5_0), OF(Q5_1), OF(Q8_0), OF(Q4_K), OF(Q5_K), OF(Q6_K)}};
+  return &found;
+}

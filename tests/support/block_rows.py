@@ -1,0 +1,76 @@
+"""Rows of blocks with random parts, and the operator of `kernels/native` in a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edge.backends.ort.native import library
+from edge.kernels.matmul_blocks.onnx import block_product
+from edge.kernels.matmul_blocks.reference import BlockForm, BlockParts, row_blocks, tiles
+from edge.kernels.matmul_nbits.reference import Accuracy
+from edge.kernels.onnx_graph import OnnxGraph
+
+
+def random_rows(form: BlockForm, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
+    """uint8 [rows, blocks, bytes of a row's block]."""
+    random = np.random.default_rng(seed)
+    shape = (rows, -(-columns // form.block_size))
+    runs = (*shape, form.block_size // form.run)
+
+    def halves() -> NDArray[np.float16]:
+        return (random.normal(size=shape) * 0.01).astype(np.float16)
+
+    levels = least = None
+    if form.has_levels:
+        signed = random.integers(-128, 128, runs).astype(np.int8)
+        levels = signed if form.signed_levels else random.integers(0, 64, runs, np.uint8)
+        least = random.integers(0, 64, runs, np.uint8) if form.has_minimum else None
+    parts = BlockParts(
+        codes=random.integers(0, 1 << form.bits, (*shape, form.block_size), np.uint8),
+        scales=halves(),
+        minima=halves() if form.has_minimum else None,
+        levels=levels,
+        least_levels=least,
+    )
+    return row_blocks(form, parts)
+
+
+def open_product(
+    form: BlockForm,
+    blocks: NDArray[np.uint8],
+    *,
+    rows: int,
+    columns: int,
+    accuracy: Accuracy = "fast",
+    holds: bool = True,
+    threads: int = 1,
+) -> ort.InferenceSession:
+    """A session with inputs x, and blocks unless it holds them, and output y."""
+    graph = OnnxGraph("product")
+    x = graph.input("x", np.float32, ["batch", "tokens", "columns"])
+    if holds:
+        weight = graph.constant("blocks", blocks)
+    else:
+        weight = graph.input("blocks", np.uint8, ["tiles", "bytes"])
+    y = block_product(
+        graph, x, weight, form, rows=rows, columns=columns, accuracy=accuracy, holds=holds
+    )
+    graph.output(y, "y", np.float32, ["batch", "tokens", "rows"])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    options.register_custom_ops_library(str(library()))
+    return ort.InferenceSession(graph.build(), options, providers=["CPUExecutionProvider"])
+
+
+def product(
+    form: BlockForm, rows: NDArray[np.uint8], x: NDArray[np.float32], **options: Any
+) -> NDArray[np.float32]:
+    """x [tokens, columns] → [tokens, rows]."""
+    session = open_product(form, tiles(form, rows), rows=len(rows), columns=x.shape[-1], **options)
+    found: NDArray[np.float32] = session.run(None, {"x": x[None]})[0][0]
+    return found
