@@ -19,7 +19,7 @@ from edge.offload.files.gguf_file import GgufFile, is_gguf
 from edge.offload.files.gguf_header import GgufTensor
 from edge.offload.files.gguf_header import Value as GgufValue
 from edge.offload.files.gguf_store import GgufStore, all_parts, first_part, open_gguf
-from edge.offload.files.gguf_types import BLOCK_TYPES, READ_TYPES, BlockType, scales_and_minima
+from edge.offload.files.gguf_types import BLOCK_TYPES, READ_TYPES, BlockType
 from edge.offload.files.manifest import (
     PIECE_BYTES,
     Manifest,
@@ -136,7 +136,6 @@ __all__ = [
     "piece_digest",
     "read_file",
     "rename_durably",
-    "scales_and_minima",
     "unpinned",
     "write_durably",
 ]

@@ -11,12 +11,14 @@ In a tile, sixteen rows lie side by side, so that each lane of a vector is a row
     d, and dmin or the minimum                      float16
     levels of scales, then of minima                int8 (Q6_K) or uint8, one for each run
     and for each piece of 32 columns:
-      four bits of each code                        byte k: column k low, column 16 + k high
-      its fifth bit (4 bytes)                       byte c: bit i of column 4 i + c,
-                                                    bit 4 + i of column 16 + 4 i + c
-      or its fifth and sixth (8 bytes)              byte c: bits 2 i of column 4 i + c,
+      all eight bits of each code, or:
+      its first four, unless it has fewer           byte k: column k low, column 16 + k high
+      two bits of 2, 3 and 6 (the last ones of 6)   byte c: bits 2 i of column 4 i + c,
                                                     byte 4 + c: of column 16 + 4 i + c
-      or all eight bits (32 bytes)
+      the last bit of 3 and 5                       byte c: bit i of column 4 i + c,
+                                                    bit 4 + i of column 16 + 4 i + c
+
+The codes of two types are numbers of a table (`TABLE`).
 
 The tile has each of these for all rows before the next: float16 numbers and levels one by one,
 codes in units of four bytes. Knows numpy arrays; knows nothing of files, graphs or how a model is
@@ -38,7 +40,12 @@ TILE_ROWS = 16
 PIECE = 32
 """Columns of a product whose inputs are rounded with one scale."""
 
-_FOUR = np.arange(4)
+TABLE = np.array(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.int8
+)
+"""What the codes of types with a table stand for."""
+
+_FOUR = np.arange(4, dtype=np.uint8)[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,7 @@ class BlockForm:
     run: int = 32
     has_levels: bool = False
     has_minimum: bool = False
+    has_table: bool = False
 
     @property
     def block_size(self) -> int:
@@ -59,8 +67,14 @@ class BlockForm:
 
     @property
     def zero(self) -> int:
-        """The code of 0."""
-        return 0 if self.has_minimum else 1 << (self.bits - 1)
+        """The code of 0; for types with a table, of none."""
+        return 0 if self.has_minimum or self.has_table else 1 << (self.bits - 1)
+
+    def values(self, codes: NDArray[np.uint8]) -> NDArray[np.int16]:
+        """What codes stand for, as multiples of a scale."""
+        if self.has_table:
+            return TABLE[codes].astype(np.int16)
+        return codes.astype(np.int16) - np.int16(self.zero)
 
     @property
     def signed_levels(self) -> bool:
@@ -71,8 +85,7 @@ class BlockForm:
         """What a row's block consists of: how many units, and the bytes of each."""
         parts = 1 + self.has_minimum
         levels = self.block_size // self.run * parts if self.has_levels else 0
-        codes = 8 if self.bits == 8 else self.bits
-        return ((parts, 2), (levels, 1), (self.block_size // PIECE * codes, 4))
+        return ((parts, 2), (levels, 1), (self.block_size // PIECE * self.bits, 4))
 
     @property
     def row_bytes(self) -> int:
@@ -92,9 +105,13 @@ FORMS: Mapping[str, BlockForm] = {
         BlockForm(name="Q5_0", number=2, bits=5),
         BlockForm(name="Q5_1", number=3, bits=5, has_minimum=True),
         BlockForm(name="Q8_0", number=4, bits=8),
-        BlockForm(name="Q4_K", number=5, bits=4, has_levels=True, has_minimum=True),
-        BlockForm(name="Q5_K", number=6, bits=5, has_levels=True, has_minimum=True),
-        BlockForm(name="Q6_K", number=7, bits=6, run=16, has_levels=True),
+        BlockForm(name="IQ4_NL", number=5, bits=4, has_table=True),
+        BlockForm(name="Q2_K", number=6, bits=2, run=16, has_levels=True, has_minimum=True),
+        BlockForm(name="Q3_K", number=7, bits=3, run=16, has_levels=True),
+        BlockForm(name="Q4_K", number=8, bits=4, has_levels=True, has_minimum=True),
+        BlockForm(name="Q5_K", number=9, bits=5, has_levels=True, has_minimum=True),
+        BlockForm(name="Q6_K", number=10, bits=6, run=16, has_levels=True),
+        BlockForm(name="IQ4_XS", number=11, bits=4, has_levels=True, has_table=True),
     )
 }
 """By the type's name in GGUF files."""
@@ -122,13 +139,7 @@ def row_blocks(form: BlockForm, parts: BlockParts) -> Bytes:
     pieces = parts.codes.reshape(rows, blocks, -1, PIECE)
     halves = [parts.scales] if parts.minima is None else [parts.scales, parts.minima]
     levels = [each for each in (parts.levels, parts.least_levels) if each is not None]
-    if form.bits == 8:
-        packed = pieces
-    else:
-        low, up = pieces[..., :16], pieces[..., 16:]
-        packed = np.bitwise_or(low & 15, up << np.uint8(4), dtype=np.uint8)
-        if form.bits > 4:
-            packed = np.concatenate([packed, _above(form, low, up)], axis=-1)
+    packed = np.concatenate(list(_packed(form.bits, pieces)), axis=-1)
     return np.concatenate(
         [
             *(np.ascontiguousarray(each)[..., None].view(np.uint8) for each in halves),
@@ -139,16 +150,45 @@ def row_blocks(form: BlockForm, parts: BlockParts) -> Bytes:
     )
 
 
-def _above(form: BlockForm, low: Bytes, up: Bytes) -> Bytes:
-    """The bits of codes above four, [..., 4] or [..., 8]."""
-    both = [(half >> np.uint8(4)).reshape(*half.shape[:-1], 4, 4) for half in (low, up)]
-    width = np.uint8(form.bits - 4)
-    shifts = (np.arange(4, dtype=np.uint8) * width)[:, None]
-    lower, upper = (np.bitwise_or.reduce(each << shifts, axis=-2) for each in both)
-    if form.bits == 5:
-        found: Bytes = lower | upper << np.uint8(4)
-        return found
-    return np.concatenate([lower, upper], axis=-1)
+def _packed(bits: int, pieces: Bytes) -> Iterator[Bytes]:
+    """The bytes of codes [..., 32], in the order of a row's block."""
+    if bits == 8:
+        yield pieces
+        return
+    low, up = pieces[..., :16], pieces[..., 16:]
+    if bits >= 4:
+        yield low & 15 | up << np.uint8(4)
+    fours = [half.reshape(*half.shape[:-1], 4, 4) for half in (low, up)]
+    if bits in (2, 3, 6):
+        for each in fours:
+            two = each >> np.uint8(0 if bits < 4 else 4) & 3
+            yield np.bitwise_or.reduce(two << 2 * _FOUR, axis=-2)
+    if bits in (3, 5):
+        lower, upper = (
+            np.bitwise_or.reduce((each >> np.uint8(bits - 1) & 1) << _FOUR, axis=-2)
+            for each in fours
+        )
+        yield lower | upper << np.uint8(4)
+
+
+def _unpacked(bits: int, packed: Bytes) -> Bytes:
+    """The inverse of `_packed`: codes [..., 32]."""
+    if bits == 8:
+        return packed
+    halves: list[Bytes] = [np.zeros((*packed.shape[:-1], 16), np.uint8) for _half in range(2)]
+    if bits >= 4:
+        halves = [packed[..., :16] & 15, packed[..., :16] >> 4]
+        packed = packed[..., 16:]
+    if bits in (2, 3, 6):
+        for number in range(2):
+            two = packed[..., 4 * number : 4 * number + 4][..., None, :] >> 2 * _FOUR & 3
+            halves[number] |= two.reshape(halves[number].shape) << np.uint8(0 if bits < 4 else 4)
+        packed = packed[..., 8:]
+    if bits in (3, 5):
+        for number in range(2):
+            one = packed[..., None, :] >> np.uint8(4 * number) + _FOUR & 1
+            halves[number] |= one.reshape(halves[number].shape) << np.uint8(bits - 1)
+    return np.concatenate(halves, axis=-1)
 
 
 def parts_of(form: BlockForm, rows: Bytes) -> BlockParts:
@@ -170,19 +210,7 @@ def parts_of(form: BlockForm, rows: Bytes) -> BlockParts:
         levels = take(runs, np.int8 if form.signed_levels else np.uint8)
         least = take(runs, np.uint8) if form.has_minimum else None
     pieces = rows[..., at:].reshape(*rows.shape[:2], form.block_size // PIECE, -1)
-    if form.bits == 8:
-        codes = pieces
-    else:
-        halves = [pieces[..., :16] & 15, pieces[..., :16] >> 4]
-        if form.bits > 4:
-            width = form.bits - 4
-            above = [pieces[..., 16:20], pieces[..., -4:]]
-            for number, bytes_above in enumerate(above):
-                first = 4 * number if form.bits == 5 else 0
-                shifts = (first + width * _FOUR).astype(np.uint8)[:, None]
-                bits = bytes_above[..., None, :] >> shifts & np.uint8((1 << width) - 1)
-                halves[number] = halves[number] | bits.reshape(halves[number].shape) << np.uint8(4)
-        codes = np.concatenate(halves, axis=-1)
+    codes = _unpacked(form.bits, pieces)
     return BlockParts(
         codes=codes.reshape(*rows.shape[:2], -1), scales=scales, minima=minima,
         levels=levels, least_levels=least,
@@ -236,7 +264,7 @@ def dequantize(form: BlockForm, rows: Bytes) -> NDArray[np.float32]:
         if parts.levels is not None:
             scales = scales * parts.levels.astype(np.float32)
         runs = parts.codes.reshape(count, blocks, -1, form.run)
-        weights = (runs.astype(np.int16) - form.zero).astype(np.float32) * scales[..., None]
+        weights = form.values(runs).astype(np.float32) * scales[..., None]
         if parts.minima is not None:
             minima = parts.minima.astype(np.float32)[..., None]
             if parts.least_levels is not None:

@@ -51,6 +51,11 @@ class CodeType:
     run: int
     has_offsets: bool = False
     shift: int = 0
+    scale_at: int = 0
+    """The byte of a block's float16 scale; its minimum, if it has one, follows."""
+    levels: Callable[[Bytes], tuple[NDArray[Any], Bytes | None]] | None = None
+    """Bytes [..., block_bytes] to the levels of runs by which the scale is multiplied, and those of
+    the minimum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,28 +176,35 @@ def _runs_of_16(values: NDArray[Any]) -> NDArray[np.int8]:
     return values.astype(np.int8).reshape(*values.shape[:-2], 16, 16)
 
 
+def _q2_k_levels(blocks: Bytes) -> tuple[Bytes, Bytes]:
+    return blocks[..., 0:16] & 15, blocks[..., 0:16] >> 4
+
+
 def _q2_k(blocks: Bytes) -> Codes:
-    packed, codes = blocks[..., 0:16], blocks[..., 16:80]
-    scales = _half(blocks, 80) * (packed & 15).astype(np.float32)
-    minima = _half(blocks, 82) * (packed >> 4).astype(np.float32)
-    values = _runs_of_16(_fields(codes, 2, _TWO_BITS, 3))
+    steps, least = (each.astype(np.float32) for each in _q2_k_levels(blocks))
+    scales, minima = _half(blocks, 80) * steps, _half(blocks, 82) * least
+    values = _runs_of_16(_fields(blocks[..., 16:80], 2, _TWO_BITS, 3))
     return Codes(values=values, scales=scales, offsets=-minima)
 
 
+def _q3_k_levels(blocks: Bytes) -> tuple[NDArray[np.int8], None]:
+    low = _halves_of_bytes(blocks[..., 96:104])
+    high = _flat(_fields(blocks[..., 104:108], 1, _TWO_BITS, 3))
+    return (low | high << 4).astype(np.int8) - np.int8(32), None
+
+
 def _q3_k(blocks: Bytes) -> Codes:
-    mask, codes, packed = blocks[..., 0:32], blocks[..., 32:96], blocks[..., 96:108]
-    low = _halves_of_bytes(packed[..., 0:8])
-    high = _flat(_fields(packed[..., 8:12], 1, _TWO_BITS, 3))
-    steps = (low | high << 4).astype(np.float32) - 32
+    mask, codes = blocks[..., 0:32], blocks[..., 32:96]
+    steps = _q3_k_levels(blocks)[0].astype(np.float32)
     is_absent = _fields(mask, 1, tuple(range(8)), 1) ^ 1  # a set bit subtracts nothing
     values = _fields(codes, 2, _TWO_BITS, 3).astype(np.int8) - (is_absent << 2).astype(np.int8)
     return Codes(values=_runs_of_16(values), scales=_half(blocks, 108) * steps)
 
 
-def scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Bytes [..., 12] of Q4_K and Q5_K to 8 scales and 8 minima of 6 bits each; the last four of
-    each are in two pieces."""
-    first, second, third = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
+def _six_bits(blocks: Bytes) -> tuple[Bytes, Bytes]:
+    """Q4_K's and Q5_K's 8 scales and 8 minima of 6 bits; the last four of each are in two
+    pieces."""
+    first, second, third = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = np.concatenate([first & 63, third & 15 | (first >> 2) & 48], axis=-1)
     minima = np.concatenate([second & 63, third >> 4 | (second >> 2) & 48], axis=-1)
     return scales, minima
@@ -200,7 +212,7 @@ def scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 def _with_minima(blocks: Bytes, values: Bytes) -> Codes:
     """Q4_K's and Q5_K's values [..., 8, 32], their scales and minima."""
-    steps, least = (each.astype(np.float32) for each in scales_and_minima(blocks[..., 4:16]))
+    steps, least = (each.astype(np.float32) for each in _six_bits(blocks))
     scales, minima = _half(blocks, 0) * steps, _half(blocks, 2) * least
     return Codes(values=values.astype(np.int8), scales=scales, offsets=-minima)
 
@@ -214,12 +226,16 @@ def _q5_k(blocks: Bytes) -> Codes:
     return _with_minima(blocks, _fields(blocks[..., 48:176], 4, (0, 4), 15) | fifth << np.uint8(4))
 
 
+def _q6_k_levels(blocks: Bytes) -> tuple[NDArray[np.int8], None]:
+    return np.ascontiguousarray(blocks[..., 192:208]).view(np.int8), None
+
+
 def _q6_k(blocks: Bytes) -> Codes:
     low = _fields(blocks[..., 0:128], 2, (0, 4), 15)
     high = _fields(blocks[..., 128:192], 2, _TWO_BITS, 3)
-    packed = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    steps = _q6_k_levels(blocks)[0].astype(np.float32)
     values = (low.reshape(high.shape) | high << 4).astype(np.int8) - 32
-    return Codes(values=_runs_of_16(values), scales=_half(blocks, 208) * packed.astype(np.float32))
+    return Codes(values=_runs_of_16(values), scales=_half(blocks, 208) * steps)
 
 
 IQ4_VALUES = np.array(
@@ -232,11 +248,15 @@ def _iq4_nl(blocks: Bytes) -> Codes:
     return _one_run(IQ4_VALUES[_halves_of_bytes(blocks[..., 2:18])], _half(blocks, 0))
 
 
-def _iq4_xs(blocks: Bytes) -> Codes:
+def _iq4_xs_levels(blocks: Bytes) -> tuple[NDArray[np.int8], None]:
     high_bits = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
     high = (high_bits >> np.arange(0, 16, 2, dtype=np.uint16)).astype(np.uint8) & 3
     low = _flat(np.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], axis=-1))
-    steps = (low | high << 4).astype(np.float32) - 32
+    return (low | high << 4).astype(np.int8) - np.int8(32), None
+
+
+def _iq4_xs(blocks: Bytes) -> Codes:
+    steps = _iq4_xs_levels(blocks)[0].astype(np.float32)
     codes = blocks[..., 8:136].reshape(*blocks.shape[:-1], 8, 16)
     return Codes(values=IQ4_VALUES[_halves_of_bytes(codes)], scales=_half(blocks, 0) * steps)
 
@@ -268,12 +288,11 @@ def _type(
     *,
     bits: int = 8,
     run: int = 32,
-    has_offsets: bool = False,
-    shift: int = 0,
+    **more: Any,
 ) -> BlockType:
     coded = None
     if codes is not None:
-        coded = CodeType(codes=codes, bits=bits, run=run, has_offsets=has_offsets, shift=shift)
+        coded = CodeType(codes=codes, bits=bits, run=run, **more)
     return BlockType(name=name, block_size=size, block_bytes=nbytes, coded=coded)
 
 
@@ -286,11 +305,22 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     7: _type("Q5_1", 32, 24, _q5_1, has_offsets=True, shift=-16),
     8: _type("Q8_0", 32, 34, _q8_0),
     9: _type("Q8_1", 32, 40),
-    10: _type("Q2_K", 256, 84, _q2_k, bits=4, run=16, has_offsets=True, shift=-2),
-    11: _type("Q3_K", 256, 110, _q3_k, bits=4, run=16),
-    12: _type("Q4_K", 256, 144, _q4_k, bits=4, has_offsets=True, shift=-8),
-    13: _type("Q5_K", 256, 176, _q5_k, has_offsets=True, shift=-16),
-    14: _type("Q6_K", 256, 210, _q6_k, run=16),
+    10: _type(
+        "Q2_K",
+        256,
+        84,
+        _q2_k,
+        bits=4,
+        run=16,
+        has_offsets=True,
+        shift=-2,
+        scale_at=80,
+        levels=_q2_k_levels,
+    ),
+    11: _type("Q3_K", 256, 110, _q3_k, bits=4, run=16, scale_at=108, levels=_q3_k_levels),
+    12: _type("Q4_K", 256, 144, _q4_k, bits=4, has_offsets=True, shift=-8, levels=_six_bits),
+    13: _type("Q5_K", 256, 176, _q5_k, has_offsets=True, shift=-16, levels=_six_bits),
+    14: _type("Q6_K", 256, 210, _q6_k, run=16, scale_at=208, levels=_q6_k_levels),
     15: _type("Q8_K", 256, 292),
     16: _type("IQ2_XXS", 256, 66),
     17: _type("IQ2_XS", 256, 74),
@@ -299,7 +329,7 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     20: _type("IQ4_NL", 32, 18, _iq4_nl),
     21: _type("IQ3_S", 256, 110),
     22: _type("IQ2_S", 256, 82),
-    23: _type("IQ4_XS", 256, 136, _iq4_xs),
+    23: _type("IQ4_XS", 256, 136, _iq4_xs, levels=_iq4_xs_levels),
     24: _type("I8", 1, 1),
     25: _type("I16", 1, 2),
     26: _type("I32", 1, 4),

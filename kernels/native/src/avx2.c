@@ -18,8 +18,7 @@
       pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights, four_of(inputs)));         \
   } while (0)
 /* 8 * 2 * 15 * 127, 4 * 2 * 31 * 127 and 2 * 2 * 63 * 127 are below 2^15. */
-#define FLUSHES(bits, run, i) ((bits) == 8 ? 0 : (bits) == 4 ? (i) == 3 : (i) & 1)
+#define FLUSHES(bits, run, i) ((bits) == 8 ? 0 : (bits) <= 4 ? (i) == 3 : (i) & 1)
 #define FLUSH(sum, pairs) (sum = _mm256_add_epi32(sum, WIDE(pairs)), pairs = P_ZERO())
-#define B_TO_FIFTH(bytes, from) ((from) < 4 ? B_LEFT(bytes, 4 - (from)) : B_RIGHT(bytes, (from) - 4))
 
 #include "tile.h"

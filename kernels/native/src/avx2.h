@@ -23,6 +23,10 @@
 #define B_OR(a, b) _mm256_or_si256(a, b)
 #define B_LEFT(bytes, by) _mm256_slli_epi16(bytes, by)
 #define B_RIGHT(bytes, by) _mm256_srli_epi16(bytes, by)
+#define B_MOVE(bytes, from, to) \
+  ((from) < (to) ? B_LEFT(bytes, (to) - (from)) : B_RIGHT(bytes, (from) - (to)))
+#define B_LOOK_UP(codes) \
+  _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)TABLE)), codes)
 #define B_SIGNED(bytes) _mm256_xor_si256(bytes, _mm256_set1_epi8((char)0x80))
 
 INLINE __m256i four_of(const int8_t *inputs) {

@@ -27,8 +27,11 @@
 #define B_OR(a, b) _mm512_or_si512(a, b)
 #define B_LEFT(bytes, by) _mm512_slli_epi16(bytes, by)
 #define B_RIGHT(bytes, by) _mm512_srli_epi16(bytes, by)
+#define B_MOVE(bytes, from, to) \
+  ((from) < (to) ? B_LEFT(bytes, (to) - (from)) : B_RIGHT(bytes, (from) - (to)))
+#define B_LOOK_UP(codes) \
+  _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)TABLE)), codes)
 #define B_SIGNED(bytes) bytes
-#define B_TO_FIFTH(bytes, from) ((from) < 4 ? B_LEFT(bytes, 4 - (from)) : B_RIGHT(bytes, (from) - 4))
 #define P_ZERO() 0
 #define SIGNED(bits) 0
 #define STEP(sum, pairs, weights, inputs, bits) \

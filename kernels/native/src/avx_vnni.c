@@ -11,6 +11,5 @@
   (sum = _mm256_dpbusd_avx_epi32(sum, weights, four_of(inputs)))
 #define FLUSHES(bits, run, i) 0
 #define FLUSH(sum, pairs) (void)0
-#define B_TO_FIFTH(bytes, from) ((from) < 4 ? B_LEFT(bytes, 4 - (from)) : B_RIGHT(bytes, (from) - 4))
 
 #include "tile.h"

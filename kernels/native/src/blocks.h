@@ -18,7 +18,7 @@
 #define STRING(name) STRING_(name)
 
 enum { ROWS = 16, PIECE = 32 }; /* columns whose inputs share a scale */
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, TYPES };
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TYPES };
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
@@ -29,23 +29,27 @@ enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, TYPES };
 /* All of these are folded where `type` is a constant. */
 INLINE int bits_of(int type) {
   switch (type) {
-    case Q4_0: case Q4_1: case Q4_K: return 4;
+    case Q2_K: return 2;
+    case Q3_K: return 3;
     case Q5_0: case Q5_1: case Q5_K: return 5;
     case Q6_K: return 6;
-    default: return 8;
+    case Q8_0: return 8;
+    default: return 4;
   }
 }
-INLINE int has_two_levels(int type) { return type >= Q4_K; }
+INLINE int has_table(int type) { return type == IQ4_NL || type == IQ4_XS; }
+/* Bits of what is multiplied: a code, or what it stands for. */
+INLINE int width_of(int type) { return has_table(type) ? 8 : bits_of(type); }
+INLINE int has_two_levels(int type) { return type >= Q2_K; }
 INLINE int has_minimum(int type) {
-  return type == Q4_1 || type == Q5_1 || type == Q4_K || type == Q5_K;
+  return type == Q4_1 || type == Q5_1 || type == Q2_K || type == Q4_K || type == Q5_K;
 }
-INLINE int run_of(int type) { return type == Q6_K ? 16 : 32; } /* columns that share a scale */
-INLINE int zero_of(int type) { return has_minimum(type) ? 0 : 1 << (bits_of(type) - 1); }
+INLINE int run_of(int type) { /* columns that share a scale */
+  return type == Q2_K || type == Q3_K || type == Q6_K ? 16 : 32;
+}
+INLINE int zero_of(int type) { return has_minimum(type) ? 0 : 1 << (width_of(type) - 1); }
 INLINE int block_of(int type) { return has_two_levels(type) ? 256 : 32; }
-INLINE int high_bytes(int type) { /* of a piece: what a code has above four bits, below eight */
-  return bits_of(type) == 8 ? 0 : (bits_of(type) - 4) * 64;
-}
-INLINE int piece_bytes(int type) { return bits_of(type) == 8 ? 512 : 256 + high_bytes(type); }
+INLINE int piece_bytes(int type) { return 64 * bits_of(type); }
 INLINE int head_bytes(int type) { /* of a tile: its scales */
   int halves = 2 * ROWS * (1 + has_minimum(type));
   return has_two_levels(type) ? halves + (256 / run_of(type)) * ROWS * (1 + has_minimum(type))
@@ -54,6 +58,10 @@ INLINE int head_bytes(int type) { /* of a tile: its scales */
 INLINE int tile_bytes(int type) {
   return head_bytes(type) + block_of(type) / PIECE * piece_bytes(type);
 }
+
+/* What the codes of types with a table stand for, plus 128. */
+static const uint8_t TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                  129, 141, 153, 166, 181, 197, 217, 241};
 
 /* The inputs of one row of a product, rounded to 8 bits in pieces of 32. */
 typedef struct {

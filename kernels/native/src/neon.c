@@ -27,8 +27,9 @@
 #define B_OR(a, b) vorrq_u8(a, b)
 #define B_LEFT(bytes, by) vshlq_u8(bytes, vdupq_n_s8(by))
 #define B_RIGHT(bytes, by) vshlq_u8(bytes, vdupq_n_s8(-(by)))
+#define B_MOVE(bytes, from, to) B_LEFT(bytes, (to) - (from))
+#define B_LOOK_UP(codes) vqtbl1q_u8(vld1q_u8(TABLE), codes)
 #define B_SIGNED(bytes) veorq_u8(bytes, vdupq_n_u8(0x80))
-#define B_TO_FIFTH(bytes, from) B_LEFT(bytes, 4 - (from))
 #define P_ZERO() 0
 #define SIGNED(bits) ((bits) == 8)
 #define STEP(sum, pairs, weights, inputs, bits) \

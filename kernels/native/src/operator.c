@@ -314,7 +314,7 @@ EXPORT int edge_kernels_try(const char *which, int type, const uint8_t *tiles, s
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? avx2_kernels() : NULL,
       __builtin_cpu_supports("avxvnni") ? avx_vnni_kernels() : NULL,
 #endif
-      best_kernels(),
+      best_kernels(), /* which is one of these, or needs more than AVX2 */
   };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (!all[i] || strcmp(all[i]->name, which) || type < 0 || type >= TYPES) continue;

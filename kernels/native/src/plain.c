@@ -24,8 +24,10 @@
 #define B_OR(a, b) ((a) | (b))
 #define B_LEFT(bytes, by) ((bytes) << (by))
 #define B_RIGHT(bytes, by) ((bytes) >> (by))
+#define B_MOVE(bytes, from, to) \
+  ((from) < (to) ? B_LEFT(bytes, (to) - (from)) : B_RIGHT(bytes, (from) - (to)))
+#define B_LOOK_UP(codes) look_up(codes)
 #define B_SIGNED(bytes) (bytes)
-#define B_TO_FIFTH(bytes, from) ((from) < 4 ? B_LEFT(bytes, 4 - (from)) : B_RIGHT(bytes, (from) - 4))
 #define P_ZERO() 0
 #define SIGNED(bits) 0
 #define STEP(sum, pairs, weights, inputs, bits) (sum += product_of_four(weights, inputs))
@@ -34,6 +36,12 @@
 
 INLINE uint32_t four_bytes(const uint8_t *at) {
   return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
+}
+
+INLINE uint32_t look_up(uint32_t codes) {
+  uint32_t found = 0;
+  for (int i = 0; i < 4; i++) found |= (uint32_t)TABLE[codes >> 8 * i & 15] << 8 * i;
+  return found;
 }
 
 INLINE int32_t product_of_four(uint32_t weights, const int8_t *inputs) {

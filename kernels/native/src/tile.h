@@ -14,7 +14,9 @@
 
 INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *tile, size_t blocks,
                              const Inputs *x, const int part, float *y) {
-  const int bits = bits_of(type), run = run_of(type), zero = SIGNED(bits) ? 0 : zero_of(type);
+  const int bits = bits_of(type), width = width_of(type), run = run_of(type);
+  const int zero = SIGNED(width) ? 0 : zero_of(type);
+  (void)width; /* STEP may treat all alike */
   const int pieces = block_of(type) / PIECE, minimum = has_minimum(type);
   F sums[MOST];
   for (int t = 0; t < count; t++) sums[t] = F_ZERO();
@@ -26,7 +28,7 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
     const uint8_t *codes = tile + head_bytes(type) + 4 * LANES * part;
     for (int piece = 0; piece < pieces; piece++, codes += piece_bytes(type)) {
       const size_t at = block * pieces + piece;
-      const uint8_t *high = codes + 256;
+      const uint8_t *high = codes + (bits < 4 ? 0 : 256); /* two bits of each code, then one */
       I low_sums[MOST], high_sums[MOST];
       P low_pairs[MOST], high_pairs[MOST];
       (void)low_pairs, (void)high_pairs; /* some STEPs need none */
@@ -38,57 +40,67 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
       }
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
-        const B both = B_LOAD(codes + 64 * i);
         B low, up;
         if (bits == 8) {
-          low = both;
+          low = B_LOAD(codes + 64 * i);
           up = B_LOAD(codes + 64 * (4 + i));
-        } else {
+        } else if (bits >= 4) {
+          const B both = B_LOAD(codes + 64 * i);
           low = B_AND(both, 15);
           up = B_AND(B_RIGHT(both, 4), 15);
         }
-        if (bits == 5) {
-          const B more = B_LOAD(high);
-          low = B_OR(low, B_AND(i < 4 ? B_LEFT(more, 4 - i) : more, 16));
-          up = B_OR(up, B_AND(i ? B_RIGHT(more, i) : more, 16));
+        if (bits == 2 || bits == 3) {
+          low = B_AND(B_MOVE(B_LOAD(high), 2 * i, 0), 3);
+          up = B_AND(B_MOVE(B_LOAD(high + 64), 2 * i, 0), 3);
         } else if (bits == 6) {
-          const B more = B_LOAD(high), further = B_LOAD(high + 64);
-          low = B_OR(low, B_AND(B_TO_FIFTH(more, 2 * i), 48));
-          up = B_OR(up, B_AND(B_TO_FIFTH(further, 2 * i), 48));
+          low = B_OR(low, B_AND(B_MOVE(B_LOAD(high), 2 * i, 4), 48));
+          up = B_OR(up, B_AND(B_MOVE(B_LOAD(high + 64), 2 * i, 4), 48));
         }
-        if (SIGNED(bits)) {
+        if (bits == 3 || bits == 5) {
+          const B more = B_LOAD(high + (bits == 3 ? 128 : 0));
+          low = B_OR(low, B_AND(B_MOVE(more, i, bits - 1), 1 << (bits - 1)));
+          up = B_OR(up, B_AND(B_MOVE(more, 4 + i, bits - 1), 1 << (bits - 1)));
+        }
+        if (has_table(type)) {
+          low = B_LOOK_UP(low);
+          up = B_LOOK_UP(up);
+        }
+        if (SIGNED(width)) {
           low = B_SIGNED(low);
           up = B_SIGNED(up);
         }
         for (int t = 0; t < count; t++) {
           const int8_t *inputs = x[t].codes + PIECE * at + 4 * i;
-          STEP(low_sums[t], low_pairs[t], low, inputs, bits);
+          STEP(low_sums[t], low_pairs[t], low, inputs, width);
           if (run == 16) {
-            STEP(high_sums[t], high_pairs[t], up, inputs + 16, bits);
+            STEP(high_sums[t], high_pairs[t], up, inputs + 16, width);
           } else {
-            STEP(low_sums[t], low_pairs[t], up, inputs + 16, bits);
+            STEP(low_sums[t], low_pairs[t], up, inputs + 16, width);
           }
-          if (FLUSHES(bits, run, i)) {
+          if (FLUSHES(width, run, i)) {
             FLUSH(low_sums[t], low_pairs[t]);
             if (run == 16) FLUSH(high_sums[t], high_pairs[t]);
           }
         }
       }
-      F first = scale, second = scale, offset = least;
+      F first = scale, second = scale, offset = least, other = least;
       if (has_two_levels(type)) {
-        if (run == 16) {
-          first = F_TIMES(scale, F_SIGNED_BYTES(levels + 2 * ROWS * piece));
-          second = F_TIMES(scale, F_SIGNED_BYTES(levels + 2 * ROWS * piece + ROWS));
-        } else {
-          first = F_TIMES(scale, F_BYTES(levels + ROWS * piece));
-          offset = F_TIMES(least, F_BYTES(levels + ROWS * (pieces + piece)));
-        }
+        const int runs = PIECE / run;
+        const uint8_t *own = levels + ROWS * runs * piece, *lows = own + ROWS * runs * pieces;
+        first = F_TIMES(scale, minimum ? F_BYTES(own) : F_SIGNED_BYTES(own));
+        if (run == 16) second = F_TIMES(scale, minimum ? F_BYTES(own + ROWS) : F_SIGNED_BYTES(own + ROWS));
+        if (minimum) offset = F_TIMES(least, F_BYTES(lows));
+        if (minimum && run == 16) other = F_TIMES(least, F_BYTES(lows + ROWS));
       }
       for (int t = 0; t < count; t++) {
         const F by = F_ALL(x[t].scales[at]);
         sums[t] = F_ADD_PRODUCT(sums[t], F_OF(low_sums[t]), F_TIMES(first, by));
         if (run == 16) sums[t] = F_ADD_PRODUCT(sums[t], F_OF(high_sums[t]), F_TIMES(second, by));
-        if (minimum) {
+        if (minimum && run == 16) {
+          const int32_t *own = x[t].sums + 2 * at;
+          sums[t] = F_TAKE_PRODUCT(sums[t], offset, F_ALL(x[t].scales[at] * (float)own[0]));
+          sums[t] = F_TAKE_PRODUCT(sums[t], other, F_ALL(x[t].scales[at] * (float)own[1]));
+        } else if (minimum) {
           const F total = F_ALL(x[t].totals[at]);
           sums[t] = has_two_levels(type) ? F_TAKE_PRODUCT(sums[t], offset, total)
                                          : F_ADD_PRODUCT(sums[t], offset, total);
@@ -121,9 +133,13 @@ PRODUCTS(Q4_1)
 PRODUCTS(Q5_0)
 PRODUCTS(Q5_1)
 PRODUCTS(Q8_0)
+PRODUCTS(IQ4_NL)
+PRODUCTS(Q2_K)
+PRODUCTS(Q3_K)
 PRODUCTS(Q4_K)
 PRODUCTS(Q5_K)
 PRODUCTS(Q6_K)
+PRODUCTS(IQ4_XS)
 
 /* Whole numbers are compared, as their order is that of positive floats; so NaN is the largest. */
 static void JOIN(round, NAME)(const float *x, size_t columns, size_t padded, int8_t *codes,
@@ -163,6 +179,7 @@ const Kernels *JOIN(NAME, kernels)(void) {
 #define OF(type) JOIN(JOIN(products, type), NAME)
   static const Kernels found = {
       STRING(NAME), MOST, JOIN(round, NAME),
-      {OF(Q4_0), OF(Q4_1), OF(Q5_0), OF(Q5_1), OF(Q8_0), OF(Q4_K), OF(Q5_K), OF(Q6_K)}};
+      {OF(Q4_0), OF(Q4_1), OF(Q5_0), OF(Q5_1), OF(Q8_0), OF(IQ4_NL), OF(Q2_K), OF(Q3_K),
+       OF(Q4_K), OF(Q5_K), OF(Q6_K), OF(IQ4_XS)}};
   return &found;
 }

@@ -1,0 +1,53 @@
+/* Random bytes as blocks and as inputs, for every type and all kernels of this processor, which must
+ * agree bit for bit: fuzz SECONDS. scripts/fuzz-kernels builds it with sanitizers.
+ */
+#include "blocks.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+int edge_kernels_try(const char *, int, const uint8_t *, size_t, const float *, int, float *);
+
+static uint64_t state = 1;
+static uint32_t next(void) {
+  state = state * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(state >> 32);
+}
+
+int main(int count, char **words) {
+  static const char *const names[] = {"avx2", "avx_vnni", "avx512", "neon"};
+  const time_t end = time(NULL) + (count > 1 ? atoi(words[1]) : 1);
+  long tried = 0, compared = 0;
+  do {
+    const int type = (int)(next() % TYPES), rows = 1 + (int)(next() % 9);
+    const size_t columns = 1 + next() % 700, block = (size_t)block_of(type);
+    const size_t bytes = (columns + block - 1) / block * (size_t)tile_bytes(type);
+    uint8_t *tile = malloc(bytes); /* of the exact size: what is read beyond it is found */
+    float *x = malloc((size_t)rows * columns * sizeof *x);
+    float *y = malloc((size_t)rows * ROWS * sizeof *y), *z = malloc((size_t)rows * ROWS * sizeof *z);
+    for (size_t i = 0; i < bytes; i++) tile[i] = (uint8_t)next();
+    for (size_t i = 0; i < (size_t)rows * columns; i++) {
+      const uint32_t bits = next();
+      if (tried % 2)
+        x[i] = (float)(int32_t)bits / 65536;
+      else
+        memcpy(x + i, &bits, sizeof bits);
+    }
+    if (!edge_kernels_try("plain", type, tile, columns, x, rows, y)) return 1;
+    for (int name = 0; name < 4; name++) {
+      if (!edge_kernels_try(names[name], type, tile, columns, x, rows, z)) continue;
+      compared++;
+      for (int i = 0; i < rows * ROWS; i++)
+        if (memcmp(y + i, z + i, sizeof *y) && !(isnan(y[i]) && isnan(z[i]))) {
+          fprintf(stderr, "%s differs from plain in type %d with %zu columns: %g, not %g\n",
+                  names[name], type, columns, z[i], y[i]);
+          return 1;
+        }
+    }
+    free(tile), free(x), free(y), free(z);
+    tried++;
+  } while (time(NULL) < end);
+  printf("%ld products tried, %ld compared\n", tried, compared);
+  return 0;
+}
