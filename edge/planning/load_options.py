@@ -371,7 +371,8 @@ class LoadOptions:
         )
 
     def for_peers(self, peers: Iterable[PeerInfo]) -> Self:
-        """These options for a load on some of these peers, which must all know its blocks."""
+        """These options for a load on any of these peers. Blocks of files are packed if one of
+        them lacks kernels for blocks."""
         if any(FILE_BLOCKS in peer.lacks for peer in peers):
             return replace(self, packs_blocks=True)
         return self

@@ -157,11 +157,11 @@ def _packed(bits: int, pieces: Bytes) -> Iterator[Bytes]:
         return
     low, up = pieces[..., :16], pieces[..., 16:]
     if bits >= 4:
-        yield low & 15 | up << np.uint8(4)
+        yield low & np.uint8(15) | up << np.uint8(4)
     fours = [half.reshape(*half.shape[:-1], 4, 4) for half in (low, up)]
     if bits in (2, 3, 6):
         for each in fours:
-            two = each >> np.uint8(0 if bits < 4 else 4) & 3
+            two = each >> np.uint8(0 if bits < 4 else 4) & np.uint8(3)
             yield np.bitwise_or.reduce(two << 2 * _FOUR, axis=-2)
     if bits in (3, 5):
         lower, upper = (
@@ -177,7 +177,7 @@ def _unpacked(bits: int, packed: Bytes) -> Bytes:
         return packed
     halves: list[Bytes] = [np.zeros((*packed.shape[:-1], 16), np.uint8) for _half in range(2)]
     if bits >= 4:
-        halves = [packed[..., :16] & 15, packed[..., :16] >> 4]
+        halves = [packed[..., :16] & np.uint8(15), packed[..., :16] >> np.uint8(4)]
         packed = packed[..., 16:]
     if bits in (2, 3, 6):
         for number in range(2):

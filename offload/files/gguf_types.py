@@ -177,7 +177,7 @@ def _runs_of_16(values: NDArray[Any]) -> NDArray[np.int8]:
 
 
 def _q2_k_levels(blocks: Bytes) -> tuple[Bytes, Bytes]:
-    return blocks[..., 0:16] & 15, blocks[..., 0:16] >> 4
+    return blocks[..., 0:16] & np.uint8(15), blocks[..., 0:16] >> np.uint8(4)
 
 
 def _q2_k(blocks: Bytes) -> Codes:

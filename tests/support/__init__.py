@@ -23,7 +23,7 @@ Models and texts
     `towers`              tiny models that read pictures, and transformers on a tile
     `seeing_models`       the same, and transformers on a prompt with tiles
 Results to compare with
-    `reference_model`, `operator_face`, `program_contract`, `replies`
+    `reference_model`, `operator_face`, `block_rows`, `program_contract`, `replies`
 Shards of a stage in this process, or as a script in one of its own
     `linked_shards`, `halves`, `unlike_layers`, `stacked_experts`, `streamed_experts`,
     `many_places`, `shards`, `streamed_extents`, `moved_caches`

@@ -6,10 +6,12 @@
 #include "blocks.h"
 #include "onnxruntime_abi.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #if defined(__linux__)
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #elif defined(_WIN32)
 #include <malloc.h>
 #include <windows.h>
@@ -65,6 +67,28 @@ static void *aligned(size_t bytes) {
   if (by == WHOLE_PAGE) (void)madvise(found, bytes, MADV_HUGEPAGE);
 #endif
   return found;
+#endif
+}
+
+/* Pages of a mapped file that are not read again need not stay in memory: they are there twice. Any
+ * other memory stays as it is. */
+static void let_go(const uint8_t *memory, size_t bytes) {
+#if defined(__linux__)
+  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+  const uintptr_t first = ((uintptr_t)memory + page - 1) / page * page;
+  const uintptr_t last = ((uintptr_t)memory + bytes) / page * page;
+  FILE *mappings = fopen("/proc/self/maps", "re");
+  if (!mappings) return;
+  char line[512];
+  while (fgets(line, sizeof line, mappings)) {
+    unsigned long start, end, inode;
+    if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &start, &end, &inode) != 3) continue;
+    if (start <= first && last <= end && inode && first < last)
+      (void)madvise((void *)first, last - first, MADV_DONTNEED);
+  }
+  fclose(mappings);
+#else
+  (void)memory, (void)bytes;
 #endif
 }
 
@@ -136,7 +160,10 @@ static Status *ORT_CALL create(const Operator *op, const Api *api, const Info *i
     if (!error) error = blocks_of(self, value, &blocks);
     if (!error && !(self->held = aligned(bytes_of(self))))
       error = ORT_STATUS(api, ORT_FAIL, "no memory for blocks");
-    if (!error) memcpy(self->held, blocks, bytes_of(self));
+    if (!error) {
+      memcpy(self->held, blocks, bytes_of(self));
+      let_go(blocks, bytes_of(self));
+    }
   }
   if (error) {
     destroy(self);
