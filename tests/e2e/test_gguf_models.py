@@ -145,7 +145,7 @@ def test_codes_are_computed_with_as_the_file_has_them(
     expected = meant.logits(prompt)
     layout = "tensor_2" if name == "llama_in_blocks" else "tensor_3"
     plan = make_plan(
-        meant.spec, layout, model=path.name, column_multiple=256 if layout == "tensor_2" else 32
+        meant.spec, layout, model=path.name, column_multiple=32 if type(kind) is Type else 256
     )
     most = LARGEST_ERROR_OF_CODES
     if accuracy == "fast":
@@ -198,6 +198,26 @@ def test_a_file_of_several_types(
             assert words in model.proposal.weights
     assert relative_error(found[0], meant.logits(prompt)) <= LARGEST_ERROR_OF_CODES
     np.testing.assert_array_equal(found[0], found[1])
+
+
+@pytest.mark.linux_ways
+def test_blocks_of_experts_are_read_from_disk(
+    five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path
+) -> None:
+    """Whole layers, and experts one by one, with the bits of those in memory."""
+    made = tiny_checkpoint("qwen2_moe_in_blocks")
+    path = tmp_path / "model.gguf"
+    meant = write_gguf(path, made.path, kind=experts_of_several_types)
+    prompt = meant.prompt(PROMPT_TOKENS)
+    plan = make_plan(meant.spec, "mixed_2_then_3", model=path.name, column_multiple=256)
+    found = []
+    for each in (plan, streaming(plan, 1), streaming(plan, 2)):
+        with five_peers.load(path, plan=each, accuracy="high") as model:
+            found.append(model.logits(prompt))
+            assert "Q6_K as in the file" in model.proposal.weights
+    assert relative_error(found[0], meant.logits(prompt)) <= LARGEST_ERROR_OF_CODES
+    for each in found[1:]:
+        np.testing.assert_array_equal(found[0], each)
 
 
 def relative_error(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
