@@ -5,7 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from edge.api.graph import AskedPlan, AsyncGraph, Graph, GraphInputs, load_graph
+from edge.api.graph import (
+    AskedPlan,
+    AskedState,
+    AsyncGraph,
+    Graph,
+    GraphAsked,
+    GraphInputs,
+    load_graph,
+)
 from edge.api.progress_bars import progress_bars
 from edge.concurrency.loop_thread import LoopThread
 from edge.option_fields import checks_calls
@@ -32,6 +40,7 @@ class ClusterGraphs(ABC):
         plan: AskedPlan = "auto",
         objective: Objective = "latency",
         sample: GraphInputs | None = None,
+        state: AskedState = None,
         time_limit_s: float = 60.0,
         plan_only: bool = False,
         progress: bool | OnProgress | None = None,
@@ -41,7 +50,9 @@ class ClusterGraphs(ABC):
         plan: "auto", or a GraphPlan or its JSON, with names of peers. objective: the least seconds
         of one input, or the most inputs per second of a stream. sample: an array for each input, by
         which the graph is measured and the cut compared with the uncut graph; free dimensions are 1
-        without it, so times and memory are of little use then. time_limit_s: seconds of one part of
+        without it, so times and memory are of little use then. state: outputs that are inputs of
+        the next run, as {"hn": "h"}, or "auto" to find them by their names; they stay on the device
+        that computes them, and need not be in the sample. time_limit_s: seconds of one part of
         one input, after which a peer ends it. plan_only: measure and plan, open nothing. progress:
         as of `load`.
 
@@ -52,16 +63,15 @@ class ClusterGraphs(ABC):
         results of a peer differ and no other one is left. Nothing is left on the peers then.
         """
         with progress_bars(progress) as on_progress:
-            graph = await load_graph(
-                path,
-                self.peers,
-                on_progress,
+            asked = GraphAsked(
                 plan=plan,
                 objective=objective,
                 sample=sample,
+                state=state,
                 time_limit_s=time_limit_s,
                 plan_only=plan_only,
             )
+            graph = await load_graph(path, self.peers, on_progress, asked)
         self._graphs.append(graph)
         return graph
 
@@ -80,6 +90,7 @@ class BlockingClusterGraphs:
         plan: AskedPlan = "auto",
         objective: Objective = "latency",
         sample: GraphInputs | None = None,
+        state: AskedState = None,
         time_limit_s: float = 60.0,
         plan_only: bool = False,
         progress: bool | OnProgress | None = None,
@@ -88,12 +99,14 @@ class BlockingClusterGraphs:
 
         plan: "auto", or a GraphPlan or its JSON. objective: the least seconds of one input, or the
         most inputs per second. sample: an array for each input, by which the graph is measured.
+        state: outputs that are inputs of the next run, as {"hn": "h"}, or "auto".
         """
         loading = self._cluster.load_graph(
             path,
             plan=plan,
             objective=objective,
             sample=sample,
+            state=state,
             time_limit_s=time_limit_s,
             plan_only=plan_only,
             progress=progress,

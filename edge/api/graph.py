@@ -13,6 +13,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +22,8 @@ from numpy.typing import ArrayLike, NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import CapacityError, EdgeError, PlanError, RequestError
-from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.graphs.onnx_file import GraphValue, OnnxFile, open_onnx
+from edge.graphs.state import check_state, find_state
 from edge.partition import GraphEstimate, GraphPlan, Objective
 from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress
@@ -31,12 +33,15 @@ from edge.runs.graphs.cut_graph import (
     CutGraph,
     GraphOptions,
     load_cut_graph,
-    made_up_sample,
 )
+from edge.runs.graphs.inputs import made_up_sample
+from edge.runs.graphs.sequences import Sequence as InputSequence
+from edge.runs.graphs.sequences import Sequences
 
 GraphInputs = Mapping[str, ArrayLike]
 GraphResults = dict[str, NDArray[Any]]
 AskedPlan = Literal["auto"] | GraphPlan | Mapping[str, Any]
+AskedState = Literal["auto"] | Mapping[str, str] | None
 
 
 class _GraphFacts:
@@ -47,13 +52,19 @@ class _GraphFacts:
 
     @property
     def inputs(self) -> tuple[GraphValue, ...]:
-        """Name, type and shape of each input. A dimension is a number, a name, or None."""
-        return self._graph.file.inputs
+        """Name, type and shape of each input. A dimension is a number, a name, or None. State is
+        not among them."""
+        return self._graph.inputs
 
     @property
     def outputs(self) -> tuple[GraphValue, ...]:
         """The same of each output."""
-        return self._graph.file.outputs
+        return tuple(each for each in self._graph.file.outputs if each.name in self._graph.results)
+
+    @property
+    def state(self) -> Mapping[str, str]:
+        """Outputs that stay on their device, and the inputs whose next values they are."""
+        return dict(self._graph.options.state)
 
     @property
     def plan(self) -> GraphPlan:
@@ -120,6 +131,7 @@ class _GraphFacts:
                 "latency_s": graph.alone[1].latency_s,
                 "interval_s": graph.alone[1].interval_s,
             },
+            "state": dict(graph.options.state),
             "atoms": len(graph.atoms),
             "cuts": len(graph.facts.cuts),
             "exact": None if graph.agreement is None else graph.agreement.exact,
@@ -136,21 +148,39 @@ class _GraphFacts:
 class AsyncGraph(_GraphFacts):
     """A loaded graph for one event loop. An asynchronous context manager."""
 
+    def __init__(self, graph: CutGraph) -> None:
+        super().__init__(graph)
+        self._sequences = Sequences(graph)
+
     async def run(self, inputs: GraphInputs) -> GraphResults:
         """The outputs for these inputs, by name.
 
-        inputs: an array for each input, of its type and shape. If a device is lost meanwhile, the
-        graph is planned again and the input is computed again. Raises RequestError for a wrong
-        name, type or shape, which says what is wanted, and for an input that a node cannot compute,
-        which names the node; NetworkError or CapacityError if too few devices are left.
+        inputs: an array for each input, of its type and shape. With state, they follow those of the
+        last run, also of one that was cancelled; `reset` begins anew. If a device is lost
+        meanwhile, the graph is planned again and the input is computed again. Raises RequestError
+        for a wrong name, type or shape, which says what is wanted, and for an input that a node
+        cannot compute, which names the node; NetworkError or CapacityError if too few devices are
+        left.
         """
+        if self.state:
+            return await self._sequences.run(inputs)
         return await self._graph.run(inputs)  # type: ignore[arg-type]
+
+    async def reset(self, initial: GraphInputs | None = None) -> None:
+        """Begin a new sequence of `run`: the state is zeros, or `initial` by the names of inputs.
+
+        Runs under way end with a RequestError. Raises RequestError for a state of another form, and
+        for a graph without state.
+        """
+        self._check_state("reset")
+        await self._sequences.reset(initial)
 
     async def stream(
         self,
         inputs: Iterable[GraphInputs] | AsyncIterable[GraphInputs],
         *,
         on_error: Literal["raise", "give"] = "raise",
+        initial: GraphInputs | None = None,
     ) -> AsyncGenerator[GraphResults | EdgeError]:
         """The outputs for each of the inputs, in order.
 
@@ -158,8 +188,13 @@ class AsyncGraph(_GraphFacts):
         comes as soon as it is there, also while the next input of an async iterable is awaited. An
         input that fails does so alone. on_error: raise its error in its place, which ends the
         stream, or give the error and go on.
+
+        With state, each stream is a sequence of its own: it begins with zeros, or with `initial` by
+        the names of inputs. An input that fails leaves the state as it was. Raises CapacityError if
+        more than three streams are under way.
         """
         _check_on_error(on_error)
+        sequence = self.sequence(initial)
         waiting: deque[asyncio.Task[GraphResults]] = deque()
         coming: asyncio.Task[GraphInputs | None] | None = None
         async with contextlib.aclosing(_each(inputs)) as each_input:
@@ -177,20 +212,41 @@ class AsyncGraph(_GraphFacts):
                         if each is None:
                             has_more = False
                         else:
-                            waiting.append(self.begin(each))
+                            waiting.append(self.begin(each, sequence))
                     while waiting and waiting[0].done():
                         yield await _outcome(waiting.popleft(), on_error)
             finally:
                 # The source cannot be closed while its next input is awaited.
                 await _cancelled([*waiting, *([] if coming is None else [coming])])
+                await self.end(sequence)
 
-    def begin(self, inputs: GraphInputs) -> asyncio.Task[GraphResults]:
+    def sequence(self, initial: GraphInputs | None) -> InputSequence | None:
+        """The sequence of a stream, for a graph with state. Close with `end`."""
+        if initial is not None:
+            self._check_state("initial")
+        return self._sequences.begin(initial) if self.state else None
+
+    async def end(self, sequence: InputSequence | None) -> None:
+        """Forget the sequence of a stream."""
+        if sequence is not None:
+            await self._sequences.end(sequence)
+
+    def begin(
+        self, inputs: GraphInputs, sequence: InputSequence | None
+    ) -> asyncio.Task[GraphResults]:
         """Start to compute an input."""
-        return asyncio.create_task(self.run(inputs))
+        return asyncio.create_task((self if sequence is None else sequence).run(inputs))
 
     async def aclose(self) -> None:
         """Free everything on the peers. May be called again."""
         await self._graph.aclose()
+        await self._sequences.aclose()
+
+    def _check_state(self, what: str) -> None:
+        if not self.state:
+            raise RequestError(
+                f"{what} is for a graph with state", remedy='load it with state="auto"'
+            )
 
     async def __aenter__(self) -> AsyncGraph:
         return self
@@ -210,11 +266,16 @@ class Graph(_GraphFacts):
         """The outputs for these inputs, by name: an array for each input, of its type and shape."""
         return self._loop.run(self._own.run(inputs))
 
+    def reset(self, initial: GraphInputs | None = None) -> None:
+        """Begin a new sequence of `run`: the state is zeros, or `initial` by names of inputs."""
+        self._loop.run(self._own.reset(initial))
+
     def stream(
         self,
         inputs: Iterable[GraphInputs],
         *,
         on_error: Literal["raise", "give"] = "raise",
+        initial: GraphInputs | None = None,
     ) -> Generator[GraphResults | EdgeError]:
         """The outputs for each of the inputs, in order; see `AsyncGraph.stream`.
 
@@ -223,20 +284,27 @@ class Graph(_GraphFacts):
         """
         _check_on_error(on_error)
         waiting: deque[asyncio.Task[GraphResults]] = deque()
+        sequence = self._loop.run(self._sequence(initial))
         try:
             for each in inputs:
-                waiting.append(self._loop.run(self._begin(each)))
+                waiting.append(self._loop.run(self._begin(each, sequence)))
                 while waiting and (len(waiting) >= self.window or waiting[0].done()):
                     yield self._loop.run(_outcome(waiting.popleft(), on_error))
             while waiting:
                 yield self._loop.run(_outcome(waiting.popleft(), on_error))
         finally:
-            if waiting:
+            if waiting or sequence is not None:
                 with contextlib.suppress(RequestError):  # the cluster was closed
                     self._loop.run(_cancelled(waiting))
+                    self._loop.run(self._own.end(sequence))
 
-    async def _begin(self, inputs: GraphInputs) -> asyncio.Task[GraphResults]:
-        return self._own.begin(inputs)
+    async def _sequence(self, initial: GraphInputs | None) -> InputSequence | None:
+        return self._own.sequence(initial)
+
+    async def _begin(
+        self, inputs: GraphInputs, sequence: InputSequence | None
+    ) -> asyncio.Task[GraphResults]:
+        return self._own.begin(inputs, sequence)
 
     def close(self) -> None:
         """Free everything on the peers. May be called again."""
@@ -289,22 +357,47 @@ async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphAsked:
+    """What a caller asks for; see `AsyncCluster.load_graph`."""
+
+    plan: AskedPlan = "auto"
+    objective: Objective = "latency"
+    sample: GraphInputs | None = None
+    state: AskedState = None
+    time_limit_s: float = 60.0
+    plan_only: bool = False
+
+    def options(self, file: OnnxFile) -> GraphOptions:
+        """Checked, for this file."""
+        if self.objective not in ("latency", "throughput"):
+            raise RequestError("objective must be latency or throughput")
+        if not 0 < self.time_limit_s <= 3600:
+            raise RequestError("time_limit_s must be above 0, and at most 3600")
+        return GraphOptions(
+            plan=_asked_plan(self.plan),
+            objective=self.objective,
+            run_limit_s=float(self.time_limit_s),
+            state=_asked_state(file, self.state),
+        )
+
+
 async def load_graph(
-    path: str | Path,
-    peers: Sequence[PeerInfo],
-    on_progress: OnProgress,
-    *,
-    plan: AskedPlan,
-    objective: Objective,
-    sample: GraphInputs | None,
-    time_limit_s: float,
-    plan_only: bool,
+    path: str | Path, peers: Sequence[PeerInfo], on_progress: OnProgress, asked: GraphAsked
 ) -> AsyncGraph:
     """See `AsyncCluster.load_graph`. Peers are described anew; those of a GPU are left out."""
-    if objective not in ("latency", "throughput"):
-        raise RequestError("objective must be latency or throughput")
-    if not 0 < time_limit_s <= 3600:
-        raise RequestError("time_limit_s must be above 0, and at most 3600")
+    file = await run_blocking(lambda: open_onnx(Path(path)))
+    options = asked.options(file)
+    peers = await cpu_peers(peers)
+    inputs: Any = made_up_sample(file.inputs) if asked.sample is None else asked.sample
+    return AsyncGraph(
+        await load_cut_graph(file, peers, inputs, options, on_progress, plan_only=asked.plan_only)
+    )
+
+
+async def cpu_peers(peers: Sequence[PeerInfo]) -> list[PeerInfo]:
+    """The peers as they are now, those that compute in their machine's memory. Raises CapacityError
+    if there are none."""
     known, _failures = await describe_all({each.address: each.credentials for each in peers})
     peers = [each for each in with_unique_names(known, peers) if each.host_memory_bytes is None]
     if not peers:
@@ -312,14 +405,18 @@ async def load_graph(
             "no peer is there that computes in its machine's memory",
             remedy="graphs run on CPUs: start a peer with --backend ort",
         )
-    options = GraphOptions(
-        plan=_asked_plan(plan), objective=objective, run_limit_s=float(time_limit_s)
-    )
-    file = await run_blocking(lambda: open_onnx(Path(path)))
-    inputs: Any = made_up_sample(file.inputs) if sample is None else sample
-    return AsyncGraph(
-        await load_cut_graph(file, peers, inputs, options, on_progress, plan_only=plan_only)
-    )
+    return peers
+
+
+def _asked_state(file: OnnxFile, state: AskedState) -> dict[str, str]:
+    if state is None:
+        return {}
+    if isinstance(state, str):
+        if state != "auto":
+            raise RequestError('state must be "auto", or outputs and their inputs: {"hn": "h"}')
+        return find_state(file)
+    check_state(file, state)
+    return dict(state)
 
 
 def _asked_plan(plan: AskedPlan) -> GraphPlan | None:

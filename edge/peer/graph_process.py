@@ -6,7 +6,7 @@ ends it when it takes too long.
 
 A request is a line with one word, and after it
   load     JSON: the file of the part, where its graph lies in it, whether and how it is measured
-  run      tensors (edge/graphs/tensors.py)
+  run      tensors (edge/graphs/tensors.py); with them "kept", if some stay (edge/graphs/kept.py)
   profile  nothing: ends the measurement
 A reply is a line with a word, and what belongs to it: "failed" has the cause.
 """
@@ -25,6 +25,7 @@ if __name__ == "__main__":
 import onnx
 
 from edge.backends.onnx.runtime import ort
+from edge.graphs.kept import KeptTensors
 from edge.graphs.tensors import pack, unpack
 from edge.system.confinement import held_bytes, serve
 from edge.system.heap import keep_allocations_together
@@ -63,11 +64,17 @@ class _Part:
         self._inside = asked["inside"]
         self._plain = content if asked["plain"] else None
         self._outputs = [each.name for each in self._session.get_outputs()]
+        self._kept = KeptTensors()
 
     def run(self, blob: memoryview) -> bytes:
-        inputs, _others = unpack(blob)
-        results = self._session.run(None, inputs)
-        return pack(dict(zip(self._outputs, results, strict=True)))
+        inputs, others = unpack(blob)
+        asked = others.get("kept")
+        if asked is not None and not self._kept.add_to(inputs, asked):
+            return pack({}, forgotten=True)
+        results = dict(zip(self._outputs, self._session.run(None, inputs), strict=True))
+        if asked is not None:
+            results = self._kept.take_from(inputs, results, asked)
+        return pack(results)
 
     def types(self) -> dict[str, str]:
         """The types of tensors between nodes as the graph has them, if it is run as it is written.

@@ -16,7 +16,7 @@ import edge as edge_package
 from edge.partition import GraphPlan, GraphStage
 from tests.support.processes import ROOT, Daemon, edge, start_together
 from tests.support.slow_cases import shown_in_parts
-from tests.support.small_graphs import KINDS, agree, cnn, computed, written
+from tests.support.small_graphs import KINDS, agree, cnn, computed, stateful, written
 
 KILLED_BEHIND = 20
 INPUTS = 60
@@ -38,6 +38,8 @@ def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The files that the commands of the guide name."""
     written(cnn(), tmp_path)
     np.save(tmp_path / "x.npy", KINDS["cnn"][1](0)["x"])
+    (tmp_path / "stateful.onnx").write_bytes(stateful().SerializeToString())
+    np.save(tmp_path / "rows.npy", np.ones((5, 8), np.float32))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -74,9 +76,10 @@ def test_the_commands_and_the_program_of_the_guide_run(
         assert done.code == 0, done.err
         if redirect < len(words):
             (model_folder / words[-1]).write_text(done.out)
-    program = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
-    assert program is not None
-    exec(compile(program[1], "graphs.md", "exec"), {})
+    programs = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    assert len(programs) == 2
+    for program in programs:
+        exec(compile(program, "graphs.md", "exec"), {})
     assert "(2, 4)" in capsys.readouterr().out
     saved = np.load(model_folder / "y.npy")
     agree({"y": saved}, computed(cnn(), KINDS["cnn"][1](0)))

@@ -221,6 +221,22 @@ def half(width: int = 8) -> ModelProto:
     )
 
 
+def stateful(width: int = 8, layers: int = 2) -> ModelProto:
+    """Recurrent layers, each with a state, and a row of the first one's result by an input."""
+    b = Builder(9)
+    x, kinds = "x", {"x": (FLOAT, ["n", width]), "row": (INT64, [])}
+    for layer in range(layers):
+        old, new = f"state_{layer}", f"new_state_{layer}"
+        x = b.add("MatMul", x, b.weight(width, width, scale=0.5))
+        x = b.add("Add", x, b.add("MatMul", old, b.weight(width, width, scale=0.5)))
+        x = b.add("Tanh", x, out=new)
+        kinds[old] = (FLOAT, ["n", width])
+        x = b.add("Tanh", b.add("MatMul", x, b.weight(width, width)))
+    picked = b.add("Gather", b.weight(3, width), "row")
+    b.add("Add", b.add("MatMul", x, b.weight(width, width)), picked, out="y")
+    return b.model(kinds, {"y": FLOAT, **{f"new_state_{n}": FLOAT for n in range(layers)}})
+
+
 def _floats(*shape: int) -> Callable[[int], NDArray[np.float32]]:
     return lambda seed: np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
 

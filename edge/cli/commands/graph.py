@@ -21,10 +21,11 @@ from edge.cli.records import Columns, json_option, make_table, print_json, print
 from edge.errors import RequestError, printable
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.graphs.state import find_state
 from edge.host.free_memory import format_size
 from edge.offload import parse_json, read_file
 from edge.partition import Objective
-from edge.runs.graphs.cut_graph import made_up_sample
+from edge.runs.graphs.inputs import made_up_sample
 
 _MOST_PLAN_BYTES = 1 << 20
 _MOST_VALUES = 1000
@@ -74,8 +75,17 @@ _plan_file = click.option(
 )
 
 
+_state = click.option(
+    "--state",
+    "states",
+    multiple=True,
+    metavar="OUTPUT=INPUT",
+    help="An output that is an input of the next run; may be repeated. auto: found by names.",
+)
+
+
 def _graph_options(function: F) -> F:
-    for add in (json_option, cluster_options, _plan_file, _objective, _inputs, _model):
+    for add in (json_option, cluster_options, _plan_file, _state, _objective, _inputs, _model):
         function = add(function)
     return function
 
@@ -87,6 +97,7 @@ def inspect(model: Path, as_json: bool) -> None:
     """Describe MODEL: inputs, outputs, weights, and where it can be cut. Runs nothing."""
     file = open_onnx(model)
     atoms = Atoms(file)
+    state = find_state(file)
     opsets = {each.domain or "ai.onnx": each.version for each in file.model.opset_import}
     if as_json:
         _print_finite(
@@ -97,6 +108,7 @@ def inspect(model: Path, as_json: bool) -> None:
                 "nodes": len(file.nodes),
                 "atoms": len(atoms),
                 "weight_bytes": file.total_weight_bytes,
+                "state": state,
             }
         )
         return
@@ -108,6 +120,8 @@ def inspect(model: Path, as_json: bool) -> None:
     for what, values in (("input", file.inputs), ("output", file.outputs)):
         for each in values:
             click.echo(printable(f"  {what} {each.name}: {each}"))
+    for output, name in state.items():
+        click.echo(printable(f"  perhaps state (--state auto): {output} is the next {name}"))
 
 
 @command.command()
@@ -117,11 +131,12 @@ def plan(
     files: tuple[str, ...],
     objective: Objective,
     plan_file: Path | None,
+    states: tuple[str, ...],
     peers: ClusterOptions,
     as_json: bool,
 ) -> None:
     """Measure MODEL on the peers and show the plan. Loads nothing."""
-    sample = _read_inputs(files)
+    sample, state = _read_inputs(files), _read_state(states)
     open_onnx(model)
     with open_cluster(peers) as cluster:
         graph = cluster.load_graph(
@@ -129,6 +144,7 @@ def plan(
             sample=sample,
             objective=objective,
             plan=_read_plan(plan_file),
+            state=state,
             plan_only=True,
         )
         found = graph.explain()
@@ -152,12 +168,13 @@ def run(
     files: tuple[str, ...],
     objective: Objective,
     plan_file: Path | None,
+    states: tuple[str, ...],
     peers: ClusterOptions,
     as_json: bool,
     saved: tuple[str, ...],
 ) -> None:
     """Compute the outputs of MODEL for one set of inputs."""
-    sample = _read_inputs(files)
+    sample, state = _read_inputs(files), _read_state(states)
     outputs = {each.name: each for each in open_onnx(model).outputs}
     places = dict(map(_name_and_file, saved))
     for name in places:
@@ -167,9 +184,18 @@ def run(
     with open_cluster(peers) as cluster:
         given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
         with cluster.load_graph(
-            model, sample=given, objective=objective, plan=_read_plan(plan_file)
+            model,
+            sample=given,
+            objective=objective,
+            plan=_read_plan(plan_file),
+            state=state,
         ) as graph:
-            results = graph.run(given)
+            for name in set(places) & set(graph.state):
+                raise RequestError(
+                    f"{name!r:.80} is state, which stays on its device",
+                    remedy="save another output, or leave --state out",
+                )
+            results = graph.run(_begun(graph, given))
             found = graph.explain()
     for name, place in places.items():
         array = results[name]
@@ -203,23 +229,24 @@ def bench(
     files: tuple[str, ...],
     objective: Objective,
     plan_file: Path | None,
+    states: tuple[str, ...],
     peers: ClusterOptions,
     as_json: bool,
     runs: int,
 ) -> None:
     """Measure MODEL by its plan and on the best single device, beside what was predicted."""
-    sample = _read_inputs(files)
+    sample, state = _read_inputs(files), _read_state(states)
     given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
     rows: list[dict[str, Any]] = []
     with open_cluster(peers) as cluster:
         with cluster.load_graph(
-            model, sample=given, objective=objective, plan=_read_plan(plan_file)
+            model, sample=given, objective=objective, plan=_read_plan(plan_file), state=state
         ) as graph:
             rows.append(_measured(graph, given, runs))
             alone = graph.alone
         if alone is not None and len(rows[0]["devices"]) > 1:
             with cluster.load_graph(
-                model, sample=given, objective=objective, plan=alone[0]
+                model, sample=given, objective=objective, plan=alone[0], state=state
             ) as graph:
                 rows.append(_measured(graph, given, runs))
     if as_json:
@@ -236,7 +263,16 @@ def bench(
     print_table(make_table(rows, columns, title=f"{model.name}: {runs} inputs", right=right))
 
 
-def _measured(graph: Graph, inputs: Mapping[str, NDArray[Any]], runs: int) -> dict[str, Any]:
+def _begun(graph: Graph, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The inputs of a run, behind a new first state if there is one among them."""
+    states = graph.state.values()
+    if first := {name: array for name, array in given.items() if name in states}:
+        graph.reset(first)
+    return {name: array for name, array in given.items() if name not in states}
+
+
+def _measured(graph: Graph, given: Mapping[str, NDArray[Any]], runs: int) -> dict[str, Any]:
+    inputs = _begun(graph, given)
     for _ in range(3):
         graph.run(inputs)
     times = []
@@ -323,6 +359,16 @@ def _read_inputs(files: tuple[str, ...]) -> dict[str, NDArray[Any]] | None:
         if not isinstance(found[name], np.ndarray):
             raise RequestError(f"{path} has several arrays", remedy="save one to a file of its own")
     return found or None
+
+
+def _read_state(given: tuple[str, ...]) -> Any:
+    if given in ((), ("auto",)):
+        return given[0] if given else None
+    pairs = [each.partition("=") for each in given]
+    for output, sign, name in pairs:
+        if not sign or not output or not name:
+            raise click.UsageError(f"{output!r:.80} is not OUTPUT=INPUT, nor auto alone")
+    return {output: name for output, _sign, name in pairs}
 
 
 def _read_plan(path: Path | None) -> Any:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edge.concurrency.blocking import run_blocking, uninterrupted
@@ -17,7 +15,7 @@ from edge.errors import CapacityError, EdgeError, NetworkError, PeerError, PlanE
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, OnnxFile
 from edge.graphs.parts import TensorKind, cut_part
-from edge.graphs.tensors import dtype_name, pack
+from edge.graphs.state import zeros
 from edge.host.free_memory import format_size
 from edge.partition import (
     GraphEstimate,
@@ -30,9 +28,11 @@ from edge.partition import (
 )
 from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress, Progress
-from edge.protocol.peer_info import PeerInfo, gather_all
+from edge.protocol.peer_info import PeerInfo
 from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, Agreement, compare
+from edge.runs.graphs.inputs import checked
 from edge.runs.graphs.measured_peers import HELD_BYTES, LEAST_BUFFER_BYTES, MeasuredPeers
+from edge.runs.graphs.opened_parts import OpenedParts
 from edge.runs.graphs.remote_part import (
     RUNS_AT_ONCE,
     Arrays,
@@ -51,33 +51,8 @@ class GraphOptions:
     plan: GraphPlan | None = None
     objective: Objective = "latency"
     run_limit_s: float = 60.0
-
-
-@dataclass(slots=True)
-class _Opened:
-    """The parts of one plan on their peers."""
-
-    plan: GraphPlan
-    parts: list[RemotePart] = field(default_factory=list)
-
-    async def compute(self, arrays: Arrays, results: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Each stage as soon as its tensors are there."""
-        known: dict[str, NDArray[Any]] = dict(arrays)
-        makers = {name: n for n, each in enumerate(self.parts) for name in each.part.outputs}
-        ended = [asyncio.Event() for _ in self.parts]
-
-        async def one(number: int, remote: RemotePart) -> None:
-            for name in remote.part.inputs:
-                if name not in known:
-                    await ended[makers[name]].wait()
-            known.update(await remote.run(known))
-            ended[number].set()
-
-        await gather_all(one(*each) for each in enumerate(self.parts))
-        return {name: known[name] for name in results}
-
-    async def aclose(self) -> None:
-        await gather_all(each.aclose() for each in self.parts)
+    state: Mapping[str, str] = field(default_factory=dict)
+    """Outputs, and the inputs whose next values they are."""
 
 
 class CutGraph:
@@ -100,10 +75,10 @@ class CutGraph:
         """The best plan of a single device, if the graph fits on one."""
         self._results = [each.name for each in file.outputs]
         self._on_progress = on_progress
-        self._measured = measured
+        self.measured = measured
         self._facts: GraphFacts | None = None
         self._chosen: tuple[GraphPlan, GraphEstimate] | None = None
-        self._opened: _Opened | None = None
+        self._opened: OpenedParts | None = None
         self._replanning = asyncio.Lock()
         self._failure: EdgeError | None = None
         self._is_closed = False
@@ -128,13 +103,24 @@ class CutGraph:
         return self._chosen[1]
 
     @property
+    def inputs(self) -> tuple[GraphValue, ...]:
+        """What every input of the graph has: all but its state."""
+        states = self.options.state.values()
+        return tuple(each for each in self.file.inputs if each.name not in states)
+
+    @property
+    def results(self) -> list[str]:
+        """The outputs that are given: all but the state."""
+        return [name for name in self._results if name not in self.options.state]
+
+    @property
     def window(self) -> int:
         """Inputs that are worth having under way at once."""
         return RUNS_AT_ONCE * len(self.plan.devices)
 
     def choose(self) -> tuple[GraphPlan, GraphEstimate]:
         """The plan for the devices that are left. Raises CapacityError or PlanError."""
-        self._facts = facts = self._measured.facts()
+        self._facts = facts = self.measured.facts()
         choice = choose_graph_plan(facts, self.options.objective)
         self.alone = None if choice is None else choice.alone
         given = self.options.plan
@@ -173,8 +159,8 @@ class CutGraph:
                 return
             except DeviceGoneError as error:
                 _log.warning("a graph is planned without a device: %s", error)
-                self._measured.lose(error.device)
-                if not self._measured.ids and isinstance(error.__cause__, EdgeError):
+                self.measured.lose(error.device)
+                if not self.measured.ids and isinstance(error.__cause__, EdgeError):
                     raise error.__cause__ from None
 
     async def check(self, sample: Arrays) -> None:
@@ -186,15 +172,15 @@ class CutGraph:
             return
         while True:
             found = await self.run(sample)
-            tolerance = _tolerance(self._measured.kinds)
-            self.agreement = compare(found, self._measured.results, tolerance=tolerance)
+            tolerance = _tolerance(self.measured.kinds)
+            self.agreement = compare(found, self.measured.results, tolerance=tolerance)
             if self.agreement.problem is None:
                 return
-            opened = await self._current()
+            opened = await self.current()
             try:
-                blamed = await self._find_wrong(opened, sample, tolerance)
+                blamed = await find_wrong(self, opened, sample, tolerance)
             except DeviceGoneError as gone:
-                await uninterrupted(self._lost(opened, gone))
+                await uninterrupted(self.lost(opened, gone))
                 continue
             if blamed is None:
                 raise PlanError(
@@ -203,12 +189,12 @@ class CutGraph:
                 )
             peer, problem = blamed
             error = PeerError(
-                peer.name, f"computes other results than {self._measured.trusted.name}"
+                peer.name, f"computes other results than {self.measured.trusted.name}"
             )
             self.refused += (f"{error}: {problem}",)
             _log.warning("%s", self.refused[-1])
-            self._measured.refuse(peer.id)
-            if not self._measured.ids or self.options.plan is not None:
+            self.measured.refuse(peer.id)
+            if not self.measured.ids or self.options.plan is not None:
                 raise error
             await self._end()
             await self.begin()
@@ -220,13 +206,13 @@ class CutGraph:
         """
         inputs = checked(self.file.inputs, arrays)
         while True:
-            opened = await self._current()
+            opened = await self.current()
             try:
                 return await opened.compute(inputs, self._results)
             except DeviceGoneError as error:
                 if self._is_closed:
                     raise RequestError("the graph is closed") from error
-                await uninterrupted(self._lost(opened, error))
+                await uninterrupted(self.lost(opened, error))
 
     async def aclose(self) -> None:
         """Free everything on the peers. May be called again. Inputs under way end with an error."""
@@ -234,7 +220,8 @@ class CutGraph:
         async with self._replanning:
             await self._end()
 
-    async def _current(self) -> _Opened:
+    async def current(self) -> OpenedParts:
+        """The open parts, once the graph is planned again after a loss. Raises its failure."""
         if self._is_closed:
             raise RequestError("the graph is closed; load it again")
         if self._is_planned_only:
@@ -248,16 +235,16 @@ class CutGraph:
             raise RequestError("the graph is closed; load it again")
         return self._opened
 
-    async def _lost(self, opened: _Opened, error: DeviceGoneError) -> None:
+    async def lost(self, opened: OpenedParts, error: DeviceGoneError) -> None:
         """Plan again without the lost device, unless another input has seen to it already."""
         async with self._replanning:
             if self._opened is not opened or self._is_closed:
                 return
             _log.warning("a graph is planned again: %s", error)
-            self._measured.lose(error.device)
+            self.measured.lose(error.device)
             await self._end()
             try:
-                if not self._measured.ids:
+                if not self.measured.ids:
                     raise NetworkError(f"no device is left that could run the graph: {error}")
                 await self.begin()
             except EdgeError as failure:
@@ -268,16 +255,16 @@ class CutGraph:
         if opened is not None:
             await opened.aclose()
 
-    async def _open(self, plan: GraphPlan) -> _Opened:
-        opened = _Opened(plan)
+    async def _open(self, plan: GraphPlan) -> OpenedParts:
+        opened = OpenedParts(plan)
         try:
             for number, stage in enumerate(plan.stages):
                 self._on_progress(
                     Progress(phase="load", peer=stage.device, done=number, total=len(plan.stages))
                 )
-                peer = self._measured.named(stage.device)
+                peer = self.measured.named(stage.device)
                 try:
-                    opened.parts.append(await self._open_stage(stage, peer))
+                    opened.parts.append(await self.open_stage(stage, peer))
                 except (CapacityError, PeerError) as error:
                     # Others may do without this device, but the user's plan does not.
                     if plan == self.options.plan:
@@ -288,10 +275,10 @@ class CutGraph:
             raise
         return opened
 
-    async def _open_stage(self, stage: GraphStage, peer: PeerInfo) -> RemotePart:
-        kinds = self._measured.kinds
+    async def open_stage(self, stage: GraphStage, peer: PeerInfo) -> RemotePart:
+        kinds = self.measured.kinds
         part = await run_blocking(lambda: cut_part(self.file, self.atoms, stage.atoms, kinds))
-        held = sum(self._measured.tensor_bytes(number) for number in stage.atoms)
+        held = sum(self.measured.tensor_bytes(number) for number in stage.atoms)
         came, gone = (
             sum(kinds[name].nbytes for name in names if name in kinds)
             for names in (part.inputs, part.outputs)
@@ -308,25 +295,26 @@ class CutGraph:
             on_progress=self._on_progress,
         )
 
-    async def _find_wrong(
-        self, opened: _Opened, sample: Arrays, tolerance: float
-    ) -> tuple[PeerInfo, str] | None:
-        """The first device of the plan whose part the trusted device computes otherwise."""
-        trusted = self._measured.trusted
-        known = dict(checked(self.file.inputs, sample))
-        for stage, remote in zip(opened.plan.stages, opened.parts, strict=True):
-            found = await remote.run(known)
-            if remote.peer.id != trusted.id and trusted.id in self._measured.ids:
-                other = await self._open_stage(stage, trusted)
-                try:
-                    expected = await other.run(known)
-                finally:
-                    await other.aclose()
-                agreement = compare(found, expected, tolerance=tolerance)
-                if agreement.problem is not None:
-                    return remote.peer, agreement.problem
-            known |= found
-        return None
+
+async def find_wrong(
+    graph: CutGraph, opened: OpenedParts, sample: Arrays, tolerance: float
+) -> tuple[PeerInfo, str] | None:
+    """The first device of the plan whose part the trusted device computes otherwise."""
+    measured, trusted = graph.measured, graph.measured.trusted
+    known = dict(checked(graph.file.inputs, sample))
+    for stage, remote in zip(opened.plan.stages, opened.parts, strict=True):
+        found = await remote.run(known)
+        if remote.peer.id != trusted.id and trusted.id in measured.ids:
+            other = await graph.open_stage(stage, trusted)
+            try:
+                expected = await other.run(known)
+            finally:
+                await other.aclose()
+            agreement = compare(found, expected, tolerance=tolerance)
+            if agreement.problem is not None:
+                return remote.peer, agreement.problem
+        known |= found
+    return None
 
 
 async def load_cut_graph(
@@ -344,8 +332,11 @@ async def load_cut_graph(
     left on the peers then.
     """
     atoms = await run_blocking(lambda: Atoms(file))
-    measured = MeasuredPeers(file, atoms, peers, on_progress)
+    measured = MeasuredPeers(file, atoms, peers, on_progress, options.state)
     graph = CutGraph(file, atoms, options, measured, on_progress)
+    states = [each for each in file.inputs if each.name in options.state.values()]
+    missing = [each for each in states if each.name not in sample]
+    sample = {**zeros(missing, file.inputs, sample, {}), **sample}
     try:
         await measured.measure(checked(file.inputs, sample), options.run_limit_s)
         if plan_only:
@@ -372,76 +363,3 @@ def _no_room(facts: GraphFacts) -> CapacityError:
         f"{had or 'none'}",
         remedy="give the peers more --memory, or use more peers",
     )
-
-
-def checked(values: Sequence[GraphValue], arrays: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """The arrays as inputs of the graph. Raises RequestError, which says what is wanted."""
-    wanted = {value.name: value for value in values}
-    for name in arrays:
-        if name not in wanted:
-            raise RequestError(
-                f"{name!r:.80} is no input of the graph, which has "
-                f"{', '.join(map(repr, wanted)) or 'none'}"
-            )
-    sizes: dict[str, int] = {}
-    found = {}
-    for name, value in wanted.items():
-        if name not in arrays:
-            raise RequestError(f"the input {name!r} is missing", remedy=f"give {value}")
-        try:
-            array = np.asarray(arrays[name])
-        except (TypeError, ValueError) as error:  # ragged lists
-            raise RequestError(
-                f"the input {name!r} must be {value}, and is no array: {error}"
-            ) from error
-        found[name] = array
-        try:
-            dtype = dtype_name(array)
-        except ValueError:
-            dtype = str(array.dtype)
-        if dtype != value.dtype or not _fits(array.shape, value, sizes):
-            raise RequestError(
-                f"the input {name!r} must be {value}, not {dtype} {list(array.shape)}"
-            )
-        if dtype == "string":
-            try:
-                pack({name: array})
-            except ValueError as error:  # None, numbers, and characters that UTF-8 lacks
-                raise RequestError(
-                    f"the input {name!r} must be {value}, and has others: {error}"
-                ) from error
-    return found
-
-
-def _fits(shape: tuple[int, ...], value: GraphValue, sizes: dict[str, int]) -> bool:
-    """Whether a shape is one of the value. sizes: of named dimensions so far."""
-    if value.shape is None:
-        return True
-    if len(shape) != len(value.shape):
-        return False
-    for size, wanted in zip(shape, value.shape, strict=True):
-        if isinstance(wanted, int) and wanted != size:
-            return False
-        if isinstance(wanted, str) and sizes.setdefault(wanted, size) != size:
-            return False
-    return True
-
-
-def made_up_sample(values: Sequence[GraphValue]) -> dict[str, NDArray[Any]]:
-    """Inputs for a measurement where the user gives none: free dimensions are 1, floats are random,
-    all else is 0."""
-    random = np.random.default_rng(0)
-    found: dict[str, NDArray[Any]] = {}
-    for value in values:
-        shape = tuple(size if isinstance(size, int) else 1 for size in value.shape or ())
-        if math.prod(shape) > 1 << 30:
-            raise RequestError(
-                f"the input {value.name!r} is too large to be made up", remedy="give a sample"
-            )
-        if value.dtype == "string":
-            found[value.name] = np.full(shape, "", object)
-        elif value.dtype.startswith("float"):
-            found[value.name] = random.standard_normal(shape, np.float32).astype(value.dtype)
-        else:
-            found[value.name] = np.zeros(shape, value.dtype)
-    return found

@@ -9,6 +9,7 @@ from edge.errors import CapacityError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import OnnxFile
 from edge.graphs.parts import TensorKind, feasible_cuts
+from edge.graphs.state import closed_places
 from edge.partition import AtomFacts, GraphDevice, GraphFacts
 from edge.progress import OnProgress
 from edge.protocol.graph_frames import PACKED
@@ -29,6 +30,9 @@ LEAST_BUFFER_BYTES = 48 << 20
 HELD_BYTES = 4 << 20
 """Memory of a peer for small inputs and results that wait; more is counted from the sample."""
 
+MOST_SEQUENCES = 4
+"""Sequences of a graph with state at once. Memory for their states is reserved."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -36,13 +40,20 @@ class MeasuredPeers:
     """The peers that a graph may use; those that are lost or refused are forgotten."""
 
     def __init__(
-        self, file: OnnxFile, atoms: Atoms, peers: Sequence[PeerInfo], on_progress: OnProgress
+        self,
+        file: OnnxFile,
+        atoms: Atoms,
+        peers: Sequence[PeerInfo],
+        on_progress: OnProgress,
+        state: Mapping[str, str],
     ) -> None:
+        """state: outputs, and the inputs whose next values they are."""
         self.losses = 0
         """Peers that were lost, or had no room."""
         self._file, self._atoms = file, atoms
         self._peers = {peer.id: peer for peer in peers}
         self._on_progress = on_progress
+        self._state = state
         self._ways: dict[str, WayToPeer] = {}
         self._measured: dict[str, MeasuredGraph] = {}
         """By the id of the peer; peers that are set up alike have the same."""
@@ -128,27 +139,35 @@ class MeasuredPeers:
     def tensor_bytes(self, number: int) -> int:
         """Memory for the tensors of an atom."""
         assert self._first is not None, "measured"
-        own = sum(self._first.node_bytes[index] for index in self._atoms[number].nodes)
-        return TENSORS_AT_ONCE * own
+        atom, kinds = self._atoms[number], self.kinds
+        own = sum(self._first.node_bytes[index] for index in atom.nodes)
+        kept = sum(
+            kinds[name].nbytes for name in atom.outputs if name in self._state and name in kinds
+        )
+        return TENSORS_AT_ONCE * own + 2 * MOST_SEQUENCES * kept
 
     def facts(self) -> GraphFacts:
         """What a plan follows from, of the peers that are left."""
         kinds = self.kinds
         names = {name for atom in self._atoms for name in (*atom.inputs, *atom.outputs)}
         largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
+        states = frozenset(self._state.values())
+        closed = closed_places(self._atoms, self._state)
         apart = LEAST_BUFFER_BYTES + HELD_BYTES + 2 * (RUNS_AT_ONCE + 1) * largest
         return GraphFacts(
             atoms=tuple(
                 AtomFacts(
-                    inputs=atom.inputs,
+                    # State does not come and go: no cut parts its producer from its users.
+                    inputs=tuple(name for name in atom.inputs if name not in states),
                     outputs=atom.outputs,
                     memory_bytes=PACKED * atom.weight_bytes + self.tensor_bytes(number),
                 )
                 for number, atom in enumerate(self._atoms)
             ),
             tensor_bytes={name: kinds[name].nbytes if name in kinds else 0 for name in names},
-            results=frozenset(each.name for each in self._file.outputs) & names,
-            cuts=tuple(feasible_cuts(self._atoms, kinds)),
+            results=(frozenset(each.name for each in self._file.outputs) & names)
+            - self._state.keys(),
+            cuts=tuple(each for each in feasible_cuts(self._atoms, kinds) if each not in closed),
             devices=tuple(
                 GraphDevice(
                     name=self._peers[id].name,

@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from edge.errors import (
     ProtocolError,
     RequestError,
 )
+from edge.graphs.kept import Kept
 from edge.graphs.parts import GraphPart
 from edge.graphs.tensors import pack, unpack
 from edge.offload import parse_json
@@ -93,6 +94,7 @@ class RemotePart:
         self._numbers = itertools.count()
         self._turns = asyncio.Semaphore(RUNS_AT_ONCE)
         self._tasks: set[asyncio.Task[dict[str, NDArray[Any]]]] = set()
+        self._dropped: list[str] = []
 
     @classmethod
     async def open(
@@ -137,16 +139,28 @@ class RemotePart:
             raise
         return cls(part, peer, client, session, terms.held_bytes)
 
-    async def run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+    async def run(
+        self, arrays: Arrays, kept: Kept | None = None, fed: asyncio.Event | None = None
+    ) -> dict[str, NDArray[Any]]:
         """The part's outputs for these tensors.
 
-        Inputs wait for their turn. Raises RequestError, which names the node, if the part cannot
-        compute them, and DeviceGoneError if the peer is lost. A cancelled run ends by itself.
+        kept: what stays on the peer. fed: set once the run's place among others is sure. Inputs
+        wait for their turn. Raises RequestError, which names the node, if the part cannot compute
+        them, DeviceGoneError if the peer is lost, and PeerError if it has lost what it kept. A
+        cancelled run ends by itself.
         """
-        task = asyncio.create_task(self._run({name: arrays[name] for name in self.part.inputs}))
+        sent = [n for n in self.part.inputs if kept is None or n not in kept.take]
+        task = asyncio.create_task(self._run({name: arrays[name] for name in sent}, kept, fed))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    async def forget(self, slot: str) -> None:
+        """Have the peer drop what it keeps in a slot, with the next run of another one. Waits for
+        the runs under way, which may still keep something."""
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._dropped.append(slot)
 
     async def profile(self) -> tuple[list[Any], dict[str, Any]]:
         """The name, microseconds and kinds of outputs of each node's runs, and types of tensors;
@@ -187,10 +201,20 @@ class RemotePart:
                 raise RequestError(named(self.part, str(error))) from error
             raise
 
-    async def _run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+    async def _run(
+        self, arrays: Arrays, kept: Kept | None, fed: asyncio.Event | None
+    ) -> dict[str, NDArray[Any]]:
         async with self._turns:
+            others = {}
+            if kept is not None:
+                dropped, self._dropped = tuple(self._dropped), []
+                others["kept"] = replace(kept, drop=dropped).to_json()
             large = sum(array.nbytes for array in arrays.values()) >= _ASIDE_BYTES
-            blob = await run_blocking(lambda: pack(arrays)) if large else pack(arrays)
+            blob = (
+                await run_blocking(lambda: pack(arrays, **others))
+                if large
+                else pack(arrays, **others)
+            )
             number = next(self._numbers)
             view, total = memoryview(blob), len(blob)
             if total > MOST_BLOB_BYTES:
@@ -208,13 +232,16 @@ class RemotePart:
             # The question for the result follows at once, so that it costs no further round trip.
             feeding = asyncio.create_task(self._asked(feed))
             taking = asyncio.create_task(self._take(number, 0))
+            if fed is not None:
+                feeding.add_done_callback(lambda _task: fed.set())
             await asyncio.wait((feeding, taking))
             if (refused := feeding.exception()) is not None:
                 taking.exception()  # follows from the refusal
                 raise refused
             piece = taking.result()
             self.computed_s = [*self.computed_s[-99:], piece.computed_s]
-            return await self._results(number, piece)
+            wanted = self.part.outputs if kept is None else kept.give
+            return await self._results(number, piece, wanted)
 
     async def _take(self, number: int, offset: int) -> PartPiece:
         piece: PartPiece = await self._asked(
@@ -222,7 +249,9 @@ class RemotePart:
         )
         return piece
 
-    async def _results(self, number: int, piece: PartPiece) -> dict[str, NDArray[Any]]:
+    async def _results(
+        self, number: int, piece: PartPiece, wanted: Collection[str]
+    ) -> dict[str, NDArray[Any]]:
         if piece.total_bytes > self._held_bytes:
             raise PeerError(self.peer.name, "sent results that are larger than what it may keep")
         blob = bytes(piece.content)
@@ -237,10 +266,12 @@ class RemotePart:
                 place += len(following.content)
             blob = b"".join(parts)
         try:
-            arrays, _others = unpack(blob)
+            arrays, others = unpack(blob)
         except ValueError as error:
             raise PeerError(self.peer.name, f"sent results that cannot be read: {error}") from error
-        if set(arrays) != set(self.part.outputs):
+        if others.get("forgotten") is True:
+            raise PeerError(self.peer.name, "has lost the state of a graph")
+        if set(arrays) != set(wanted):
             raise PeerError(self.peer.name, "sent other tensors than the part gives")
         return arrays
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from edge.cli.commands import graph
-from tests.support.small_graphs import branches, written
+from tests.support.small_graphs import branches, stateful, written
 
 
 def test_names_of_a_file_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -> None:
@@ -24,6 +24,13 @@ def test_names_of_a_file_do_not_reach_the_terminal_as_they_are(tmp_path: Path) -
     assert found.exit_code == 0, found.output
     assert "\\x1b[2J" in found.output
     assert "\x1b" not in found.output
+
+
+def test_what_may_be_state_is_named(tmp_path: Path) -> None:
+    found = CliRunner().invoke(graph.command, ["inspect", str(written(stateful(), tmp_path))])
+    assert "perhaps state (--state auto): new_state_0 is the next state_0" in found.output
+    words = ["run", str(tmp_path / "model.onnx"), "--state", "x", "--local", "1"]
+    assert "not OUTPUT=INPUT" in CliRunner().invoke(graph.command, words).output
 
 
 def test_json_has_no_word_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,13 +23,8 @@ from edge.progress import ignore_progress
 from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.runs.graphs import cut_graph, measured_peers, measuring
 from edge.runs.graphs.agreement import compare
-from edge.runs.graphs.cut_graph import (
-    CutGraph,
-    GraphOptions,
-    checked,
-    load_cut_graph,
-    made_up_sample,
-)
+from edge.runs.graphs.cut_graph import CutGraph, GraphOptions, load_cut_graph
+from edge.runs.graphs.inputs import checked, made_up_sample
 from edge.runs.graphs.remote_part import DeviceGoneError, RemotePart, same
 from tests.support.null_peers import null_peers
 from tests.support.slow_cases import shown_in_parts
@@ -189,7 +184,7 @@ def test_a_device_that_lacks_room_or_is_lost_meanwhile_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the choice of a plan and by the search for a device with other results."""
-    true_open, true_find = CutGraph._open_stage, CutGraph._find_wrong
+    true_open, true_find = CutGraph.open_stage, cut_graph.find_wrong
     monkeypatch.setattr(cut_graph, "choose_graph_plan", always_both)
     path, sample = written(branches(), tmp_path), KINDS["branches"][1](0)
 
@@ -199,9 +194,9 @@ def test_a_device_that_lacks_room_or_is_lost_meanwhile_is_left_out(
         return await true_open(graph, stage, peer)
 
     async def is_lost(graph: CutGraph, *_arguments: Any) -> Any:
-        monkeypatch.setattr(CutGraph, "_find_wrong", true_find)
+        monkeypatch.setattr(cut_graph, "find_wrong", true_find)
         monkeypatch.setattr(cut_graph, "compare", compare)
-        lost = next(id for id in graph._measured.ids if id != graph._measured.trusted.id)
+        lost = next(id for id in graph.measured.ids if id != graph.measured.trusted.id)
         raise DeviceGoneError(lost, NetworkError("gone"))
 
     def differs(*arrays: Any, tolerance: float) -> Any:
@@ -210,14 +205,14 @@ def test_a_device_that_lacks_room_or_is_lost_meanwhile_is_left_out(
     async def main() -> None:
         async with two_peers(tmp_path) as peers:
             with monkeypatch.context() as patched:
-                patched.setattr(CutGraph, "_open_stage", no_room)
+                patched.setattr(CutGraph, "open_stage", no_room)
                 graph = await load(path, peers, sample)
                 assert graph.plan.devices == ("null-0",)
                 await graph.aclose()
                 plan = in_the_middle(path, "null-0", "null-1")
                 with pytest.raises(CapacityError, match="null-1 has no room"):
                     await load(path, peers, sample, plan=plan)
-            monkeypatch.setattr(CutGraph, "_find_wrong", is_lost)
+            monkeypatch.setattr(cut_graph, "find_wrong", is_lost)
             monkeypatch.setattr(cut_graph, "compare", differs)
             graph = await load(path, peers, sample)
             assert len(graph.plan.devices) == 1

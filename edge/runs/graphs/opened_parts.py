@@ -1,0 +1,56 @@
+"""The parts of one plan while they are open, and the flow of tensors through them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edge.partition import GraphPlan
+from edge.protocol.peer_info import gather_all
+from edge.runs.graphs.remote_part import Arrays, RemotePart
+
+RunPart = Callable[[int, RemotePart, Arrays], Awaitable[Arrays]]
+"""Runs the part of a number for the tensors that are known, and gives its outputs."""
+
+
+@dataclass(slots=True)
+class OpenedParts:
+    """The parts of one plan on their peers."""
+
+    plan: GraphPlan
+    parts: list[RemotePart] = field(default_factory=list)
+
+    @property
+    def between(self) -> frozenset[str]:
+        """Inputs of parts, among them all tensors that one part gives another."""
+        return frozenset(name for each in self.parts for name in each.part.inputs)
+
+    async def compute(self, arrays: Arrays, results: Sequence[str]) -> dict[str, NDArray[Any]]:
+        """The results, each stage as soon as its tensors are there."""
+        known = await self.flow(arrays, lambda _number, remote, now: remote.run(now))
+        return {name: known[name] for name in results}
+
+    async def flow(self, arrays: Arrays, run: RunPart) -> dict[str, NDArray[Any]]:
+        """All tensors that are known in the end: of the inputs, and of each part's run, which
+        begins as soon as its tensors are there."""
+        known: dict[str, NDArray[Any]] = dict(arrays)
+        makers = {name: n for n, each in enumerate(self.parts) for name in each.part.outputs}
+        ended = [asyncio.Event() for _ in self.parts]
+
+        async def one(number: int, remote: RemotePart) -> None:
+            for name in remote.part.inputs:
+                if name in makers:
+                    await ended[makers[name]].wait()
+            known.update(await run(number, remote, known))
+            ended[number].set()
+
+        await gather_all(one(*each) for each in enumerate(self.parts))
+        return known
+
+    async def aclose(self) -> None:
+        """Free them on the peers."""
+        await gather_all(each.aclose() for each in self.parts)
