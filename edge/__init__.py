@@ -21,6 +21,7 @@ if not os.path.isdir(os.path.join(_here, "partition")):
 
 __all__ = [
     "AsyncCluster",
+    "AsyncEncoderDecoder",
     "AsyncGraph",
     "AsyncModel",
     "AsyncReplyStream",
@@ -31,8 +32,10 @@ __all__ = [
     "Drift",
     "Dtype",
     "EdgeError",
+    "EncoderDecoder",
     "Estimate",
     "FormatQuality",
+    "GeneratedTokens",
     "GenerationOptions",
     "Graph",
     "GraphEstimate",
@@ -82,6 +85,7 @@ if TYPE_CHECKING:
     from edge.api.async_cluster import AsyncCluster
     from edge.api.async_model import AsyncModel
     from edge.api.cluster import Cluster
+    from edge.api.encoder_decoder import AsyncEncoderDecoder, EncoderDecoder, GeneratedTokens
     from edge.api.graph import AsyncGraph, Graph
     from edge.api.kept_reply import KeptReply
     from edge.api.known_models import inspect
@@ -130,6 +134,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncCluster": "edge.api.async_cluster",
+    "AsyncEncoderDecoder": "edge.api.encoder_decoder",
     "AsyncGraph": "edge.api.graph",
     "AsyncModel": "edge.api.async_model",
     "AsyncReplyStream": "edge.api.reply",
@@ -137,7 +142,9 @@ _HOMES = {
     "CountedExperts": "edge.studies.count_experts",
     "Drift": "edge.planning.drift",
     "Dtype": "edge.weights.formats",
+    "EncoderDecoder": "edge.api.encoder_decoder",
     "Estimate": "edge.partition",
+    "GeneratedTokens": "edge.api.encoder_decoder",
     "GenerationOptions": "edge.answers.terms",
     "Graph": "edge.api.graph",
     "GraphEstimate": "edge.partition",

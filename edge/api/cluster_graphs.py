@@ -5,6 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
+from edge.api.encoder_decoder import (
+    AskedPlans,
+    AsyncEncoderDecoder,
+    EncoderDecoder,
+    load_graphs,
+)
 from edge.api.graph import (
     AskedPlan,
     AskedState,
@@ -26,7 +32,7 @@ from edge.protocol.peer_info import PeerInfo
 class ClusterGraphs(ABC):
     """A cluster onto which graphs are loaded."""
 
-    _graphs: list[AsyncGraph]
+    _graphs: list[AsyncGraph | AsyncEncoderDecoder]
 
     @property
     @abstractmethod
@@ -75,6 +81,40 @@ class ClusterGraphs(ABC):
         self._graphs.append(graph)
         return graph
 
+    async def load_graphs(
+        self,
+        path: str | Path,
+        *,
+        plan: AskedPlans = "auto",
+        max_tokens: int | None = None,
+        max_beams: int = 4,
+        input_tokens: int = 128,
+        time_limit_s: float = 60.0,
+        progress: bool | OnProgress | None = None,
+    ) -> AsyncEncoderDecoder:
+        """Load an encoder–decoder export of optimum: translation, summaries, speech.
+
+        The folder has encoder_model.onnx, and decoder_model_merged.onnx, or decoder_model.onnx and
+        decoder_with_past_model.onnx, with config.json. plan: "auto", or plans of "encoder" and
+        "decoder", which may be on unlike devices. max_tokens: the longest answer with its prompt;
+        None: what the model allows, at most 448. max_beams: most rows of beam search. Memory is
+        reserved for both. input_tokens: the length of the input by which the encoder is measured.
+        time_limit_s, progress: as of `load_graph`, whose errors it raises.
+        """
+        with progress_bars(progress) as on_progress:
+            export = await load_graphs(
+                path,
+                self.peers,
+                on_progress,
+                plan=plan,
+                max_tokens=max_tokens,
+                max_beams=max_beams,
+                input_tokens=input_tokens,
+                time_limit_s=time_limit_s,
+            )
+        self._graphs.append(export)
+        return export
+
 
 @checks_calls
 class BlockingClusterGraphs:
@@ -112,3 +152,30 @@ class BlockingClusterGraphs:
             progress=progress,
         )
         return Graph(self._loop.run(loading), self._loop)
+
+    def load_graphs(
+        self,
+        path: str | Path,
+        *,
+        plan: AskedPlans = "auto",
+        max_tokens: int | None = None,
+        max_beams: int = 4,
+        input_tokens: int = 128,
+        time_limit_s: float = 60.0,
+        progress: bool | OnProgress | None = None,
+    ) -> EncoderDecoder:
+        """Load an encoder–decoder export of optimum: translation, summaries, speech.
+
+        plan: "auto", or plans of "encoder" and "decoder". max_tokens: the longest answer with its
+        prompt. max_beams: most rows of beam search.
+        """
+        loading = self._cluster.load_graphs(
+            path,
+            plan=plan,
+            max_tokens=max_tokens,
+            max_beams=max_beams,
+            input_tokens=input_tokens,
+            time_limit_s=time_limit_s,
+            progress=progress,
+        )
+        return EncoderDecoder(self._loop.run(loading), self._loop)

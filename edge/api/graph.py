@@ -29,11 +29,8 @@ from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
 from edge.runs.graphs.agreement import Agreement
-from edge.runs.graphs.cut_graph import (
-    CutGraph,
-    GraphOptions,
-    load_cut_graph,
-)
+from edge.runs.graphs.cut_graph import CutGraph, load_cut_graph
+from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.inputs import made_up_sample
 from edge.runs.graphs.sequences import Sequence as InputSequence
 from edge.runs.graphs.sequences import Sequences
@@ -375,7 +372,7 @@ class GraphAsked:
         if not 0 < self.time_limit_s <= 3600:
             raise RequestError("time_limit_s must be above 0, and at most 3600")
         return GraphOptions(
-            plan=_asked_plan(self.plan),
+            plan=asked_plan(self.plan),
             objective=self.objective,
             run_limit_s=float(self.time_limit_s),
             state=_asked_state(file, self.state),
@@ -419,7 +416,7 @@ def _asked_state(file: OnnxFile, state: AskedState) -> dict[str, str]:
     return dict(state)
 
 
-def _asked_plan(plan: AskedPlan) -> GraphPlan | None:
+def asked_plan(plan: AskedPlan) -> GraphPlan | None:
     if isinstance(plan, str):
         if plan != "auto":
             raise RequestError('plan must be "auto", a GraphPlan, or its JSON')

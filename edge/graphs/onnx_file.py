@@ -90,7 +90,7 @@ class GraphValue:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class WeightPlace:
     """Where the bytes of an initialiser are in a file beside the graph's."""
 
     path: Path
@@ -104,7 +104,7 @@ class OnnxFile:
     Initialisers of OUTSIDE_FROM_BYTES and more are apart from the proto; `read_weight` reads one.
     """
 
-    def __init__(self, path: Path, model: ModelProto, places: Mapping[str, _Place]) -> None:
+    def __init__(self, path: Path, model: ModelProto, places: Mapping[str, WeightPlace]) -> None:
         self.path = path
         self.model = model
         self.initialisers: dict[str, TensorProto] = {
@@ -163,6 +163,10 @@ class OnnxFile:
         return large and (
             tensor.HasField("raw_data") or (tensor.data_type in _TYPED and bool(tensor.dims))
         )
+
+    def place(self, name: str) -> WeightPlace | None:
+        """Where an initialiser is beside the file; None: it is inside."""
+        return self._places.get(name)
 
     def read_weight(self, name: str) -> NDArray[np.uint8]:
         """The bytes of an initialiser that is apart. Raises CheckpointError if the file beside the
@@ -441,11 +445,11 @@ def captured(graph: GraphProto) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _external(path: Path, graph: GraphProto) -> dict[str, _Place]:
+def _external(path: Path, graph: GraphProto) -> dict[str, WeightPlace]:
     """The checked places of initialisers outside the file."""
     folder = path.parent.resolve()
     sizes: dict[Path, int] = {}
-    places: dict[str, _Place] = {}
+    places: dict[str, WeightPlace] = {}
     total = 0
     for tensor in graph.initializer:
         needed = tensor_bytes(tensor, path)
@@ -484,7 +488,7 @@ def _external(path: Path, graph: GraphProto) -> dict[str, _Place]:
                 f"{path}: {_named(tensor.name)} needs {needed:,} bytes at {offset:,} of "
                 f"{target.name}, which has {sizes[target]:,}"
             )
-        places[tensor.name] = _Place(target, offset, length)
+        places[tensor.name] = WeightPlace(target, offset, length)
     return places
 
 

@@ -19,6 +19,7 @@ Models and texts
     `family_sizes`, `model_folders`, `small_tokenizers`, `call_templates`, `lora_adapters`,
     `packed_folders`, `quantized`, `client_types`, `further_heads`, `small_pictures`
     GGUF: `gguf_files`, `gguf_bytes`, `gguf_tensors`, `gguf_kinds`, `mmproj_files`
+    `encoder_decoders`    small encoder–decoder models, and their exports
     `small_graphs`        ONNX graphs of several kinds, their parts, and what ONNX Runtime computes
     `towers`              tiny models that read pictures, and transformers on a tile
     `seeing_models`       the same, and transformers on a prompt with tiles

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from itertools import repeat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +48,7 @@ def command() -> None:
       edge graph plan model.onnx --local 2           measure, and show the plan
       edge graph run model.onnx --input x=x.npy
       edge graph bench model.onnx --objective throughput
+      edge graph generate t5-small --text "translate English to German: Good morning."
     """
 
 
@@ -261,6 +264,54 @@ def bench(
     }
     right = [heading for heading in columns if heading != "devices"]
     print_table(make_table(rows, columns, title=f"{model.name}: {runs} inputs", right=right))
+
+
+@command.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@_inputs
+@click.option("--text", help="A text for the encoder, if the folder has tokenizer.json.")
+@click.option("--tokens", metavar="ID,ID,…", help="Token ids for the encoder.")
+@click.option("--beams", type=click.IntRange(1, 64), help="Rows of beam search; 1 is greedy.")
+@click.option("--max-new-tokens", type=click.IntRange(1, 1 << 20), help="Most tokens to make.")
+@cluster_options
+@json_option
+def generate(
+    folder: Path,
+    files: tuple[str, ...],
+    text: str | None,
+    tokens: str | None,
+    beams: int | None,
+    max_new_tokens: int | None,
+    peers: ClusterOptions,
+    as_json: bool,
+) -> None:
+    """Answer one input by an encoder–decoder export in FOLDER, as optimum writes it.
+
+    \b
+    Examples:
+      edge graph generate opus-mt-en-de --text "Good morning."
+      edge graph generate t5-small --tokens 71,307,1 --beams 4
+    """
+    inputs: Any = _read_inputs(files)
+    given = [each for each in (inputs, text, tokens) if each is not None]
+    if len(given) != 1:
+        raise click.UsageError("give one of --input, --text and --tokens")
+    if tokens is not None:
+        if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", tokens):
+            raise click.UsageError(f"{tokens!r:.80} is not ID,ID,…")
+        inputs = [int(each) for each in tokens.split(",")]
+    with (
+        open_cluster(peers) as cluster,
+        cluster.load_graphs(folder, max_beams=beams or 4) as export,
+    ):
+        asked = text if text is not None else inputs
+        found = export.generate(asked, num_beams=beams, max_new_tokens=max_new_tokens)
+        plans = {name: plan.to_json() for name, plan in export.plans.items()}
+    if as_json:
+        _print_finite({**asdict(found), "plans": plans})
+    else:
+        ids = " ".join(map(str, found.token_ids))
+        click.echo(ids if found.text is None else printable(found.text))
 
 
 def _begun(graph: Graph, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

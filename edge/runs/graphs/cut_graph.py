@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ from edge.partition import (
     GraphFacts,
     GraphPlan,
     GraphStage,
-    Objective,
     choose_graph_plan,
     estimate_graph,
 )
@@ -30,6 +28,7 @@ from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, Agreement, compare
+from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.inputs import checked
 from edge.runs.graphs.measured_peers import HELD_BYTES, LEAST_BUFFER_BYTES, MeasuredPeers
 from edge.runs.graphs.opened_parts import OpenedParts
@@ -42,17 +41,6 @@ from edge.runs.graphs.remote_part import (
 )
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphOptions:
-    """How a graph is loaded; see `AsyncCluster.load_graph`."""
-
-    plan: GraphPlan | None = None
-    objective: Objective = "latency"
-    run_limit_s: float = 60.0
-    state: Mapping[str, str] = field(default_factory=dict)
-    """Outputs, and the inputs whose next values they are."""
 
 
 class CutGraph:
@@ -332,7 +320,7 @@ async def load_cut_graph(
     left on the peers then.
     """
     atoms = await run_blocking(lambda: Atoms(file))
-    measured = MeasuredPeers(file, atoms, peers, on_progress, options.state)
+    measured = MeasuredPeers(file, atoms, peers, on_progress, options)
     graph = CutGraph(file, atoms, options, measured, on_progress)
     states = [each for each in file.inputs if each.name in options.state.values()]
     missing = [each for each in states if each.name not in sample]

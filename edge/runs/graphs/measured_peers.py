@@ -14,6 +14,7 @@ from edge.partition import AtomFacts, GraphDevice, GraphFacts
 from edge.progress import OnProgress
 from edge.protocol.graph_frames import PACKED
 from edge.protocol.peer_info import PeerInfo
+from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.measuring import (
     TENSORS_AT_ONCE,
     MeasuredGraph,
@@ -30,9 +31,6 @@ LEAST_BUFFER_BYTES = 48 << 20
 HELD_BYTES = 4 << 20
 """Memory of a peer for small inputs and results that wait; more is counted from the sample."""
 
-MOST_SEQUENCES = 4
-"""Sequences of a graph with state at once. Memory for their states is reserved."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -45,15 +43,14 @@ class MeasuredPeers:
         atoms: Atoms,
         peers: Sequence[PeerInfo],
         on_progress: OnProgress,
-        state: Mapping[str, str],
+        options: GraphOptions,
     ) -> None:
-        """state: outputs, and the inputs whose next values they are."""
         self.losses = 0
         """Peers that were lost, or had no room."""
         self._file, self._atoms = file, atoms
         self._peers = {peer.id: peer for peer in peers}
         self._on_progress = on_progress
-        self._state = state
+        self._options, self._state = options, options.state
         self._ways: dict[str, WayToPeer] = {}
         self._measured: dict[str, MeasuredGraph] = {}
         """By the id of the peer; peers that are set up alike have the same."""
@@ -144,14 +141,14 @@ class MeasuredPeers:
         kept = sum(
             kinds[name].nbytes for name in atom.outputs if name in self._state and name in kinds
         )
-        return TENSORS_AT_ONCE * own + 2 * MOST_SEQUENCES * kept
+        return TENSORS_AT_ONCE * own + 2 * self._options.sequences * kept
 
     def facts(self) -> GraphFacts:
         """What a plan follows from, of the peers that are left."""
         kinds = self.kinds
         names = {name for atom in self._atoms for name in (*atom.inputs, *atom.outputs)}
         largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
-        states = frozenset(self._state.values())
+        states = self._options.held.union(self._state.values())
         closed = closed_places(self._atoms, self._state)
         apart = LEAST_BUFFER_BYTES + HELD_BYTES + 2 * (RUNS_AT_ONCE + 1) * largest
         return GraphFacts(

@@ -22,8 +22,8 @@ from edge.graphs.kept import Kept
 from edge.graphs.state import zeros
 from edge.protocol.peer_info import gather_all
 from edge.runs.graphs.cut_graph import CutGraph
+from edge.runs.graphs.graph_options import MOST_SEQUENCES
 from edge.runs.graphs.inputs import checked
-from edge.runs.graphs.measured_peers import MOST_SEQUENCES
 from edge.runs.graphs.opened_parts import OpenedParts
 from edge.runs.graphs.remote_part import Arrays, DeviceGoneError, RemotePart
 

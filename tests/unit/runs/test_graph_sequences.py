@@ -18,8 +18,8 @@ from edge.partition import GraphPlan, GraphStage
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import describe_peer
 from edge.runs.graphs import sequences
-from edge.runs.graphs.cut_graph import GraphOptions, load_cut_graph
-from edge.runs.graphs.measured_peers import MOST_SEQUENCES
+from edge.runs.graphs.cut_graph import load_cut_graph
+from edge.runs.graphs.graph_options import MOST_SEQUENCES, GraphOptions
 from edge.runs.graphs.remote_part import DeviceGoneError, RemotePart
 from tests.support.null_peers import null_peers
 from tests.support.small_graphs import agree, computed, stateful, written

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edge.api.graph import AsyncGraph, _asked_plan
+from edge.api.graph import AsyncGraph, asked_plan
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
@@ -23,7 +23,8 @@ from edge.progress import ignore_progress
 from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.runs.graphs import cut_graph, measured_peers, measuring
 from edge.runs.graphs.agreement import compare
-from edge.runs.graphs.cut_graph import CutGraph, GraphOptions, load_cut_graph
+from edge.runs.graphs.cut_graph import CutGraph, load_cut_graph
+from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.inputs import checked, made_up_sample
 from edge.runs.graphs.remote_part import DeviceGoneError, RemotePart, same
 from tests.support.null_peers import null_peers
@@ -347,7 +348,7 @@ def test_graphs_and_plans_that_cannot_run_are_refused(tmp_path: Path) -> None:
 )
 def test_plans_put_together_by_hand_have_no_gaps(stages: tuple[GraphStage, ...], said: str) -> None:
     with pytest.raises(PlanError, match=said):
-        _asked_plan(GraphPlan(stages=stages))
+        asked_plan(GraphPlan(stages=stages))
 
 
 VALUES = (

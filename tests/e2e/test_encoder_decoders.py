@@ -1,0 +1,263 @@
+"""Encoder–decoder exports over peers of this process answer as transformers does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shlex
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers.generation import GenerationMixin
+
+from edge.api.encoder_decoder import AsyncEncoderDecoder, load_graphs
+from edge.errors import CheckpointError, NetworkError, RequestError
+from edge.graphs.atoms import Atoms
+from edge.graphs.export_folder import ExportFolder
+from edge.partition import GraphPlan, GraphStage
+from edge.progress import ignore_progress
+from edge.protocol.peer_info import describe_peer
+from edge.runs.graphs.remote_part import DeviceGoneError, RemotePart
+from tests.support.encoder_decoders import MODELS, export
+from tests.support.null_peers import null_peers
+from tests.support.processes import ROOT, edge
+from tests.support.slow_cases import shown_in_parts
+
+INPUT = [5, 9, 14, 3, 22, 31]
+ASKED: list[dict[str, Any]] = [
+    {"max_new_tokens": 12, "num_beams": 1},
+    {"max_new_tokens": 12, "num_beams": 3},
+    {"max_new_tokens": 8, "num_beams": 4, "length_penalty": -0.5, "early_stopping": True},
+    {"max_new_tokens": 10, "num_beams": 2, "length_penalty": 2.0, "early_stopping": "never"},
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("exports")
+    return {name: export(make(), folder / name) for name, make in MODELS.items()}
+
+
+@contextlib.asynccontextmanager
+async def loaded(folder: Path, peers: Path, **options: Any) -> AsyncIterator[AsyncEncoderDecoder]:
+    """The encoder on one peer, the decoder on another."""
+    async with null_peers(peers, 2) as daemons, asyncio.timeout(100):
+        known = [await describe_peer(each.resources.addresses[0], None) for each in daemons]
+        asked = {
+            "plan": "auto", "max_tokens": 24, "max_beams": 4, "input_tokens": 8,
+            "time_limit_s": 60.0, **options,
+        }  # fmt: skip
+        async with await load_graphs(folder, known, ignore_progress, **asked) as graphs:
+            yield graphs
+
+
+def given_to(name: str) -> dict[str, Any]:
+    if name != "whisper":
+        ids = np.array([INPUT])
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    features = np.random.default_rng(1).normal(0, 1, (1, 20, 100))
+    return {"input_features": features.astype(np.float32)}
+
+
+def expected(name: str, **asked: Any) -> tuple[list[int], float]:
+    """The tokens that transformers chooses, and their score."""
+    model = MODELS[name]()
+    tensors = {key: torch.from_numpy(each) for key, each in given_to(name).items()}
+    found = GenerationMixin.generate(
+        model, **tensors, **asked, do_sample=False, output_scores=True, return_dict_in_generate=True
+    )
+    tokens = found.sequences[0, 1:].tolist()
+    ends = model.generation_config.eos_token_id
+    if ends in tokens:
+        tokens = tokens[: tokens.index(ends)]
+    score = found.sequences_scores[0].item() if asked["num_beams"] > 1 else 0.0
+    return tokens, score
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["t5", "whisper", pytest.param("bart", marks=shown_in_parts("e2e/test_encoder_decoders.py"))],
+)
+def test_tokens_are_those_of_transformers(
+    name: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[dict[str, int]] = []
+    true_run = RemotePart.run
+
+    async def run(remote: RemotePart, arrays: Any, kept: Any = None, fed: Any = None) -> Any:
+        if kept is not None:
+            names = [n for n in remote.part.inputs if n not in kept.take]
+            sent.append({n: arrays[n].nbytes for n in names})
+        return await true_run(remote, arrays, kept, fed)
+
+    monkeypatch.setattr(RemotePart, "run", run)
+
+    async def main() -> None:
+        plan = apart(folders[name])
+        async with loaded(folders[name], tmp_path, plan=plan) as graphs:
+            for asked in ASKED:
+                sent.clear()
+                found = await graphs.generate(given_to(name), **asked)
+                tokens, score = expected(name, **asked)
+                assert list(found.token_ids) == tokens
+                assert found.score == pytest.approx(score, abs=1e-4)
+                # Caches stay where they are: a step sends a token of each row, and a flag.
+                assert all(each.keys() == {"input_ids", "use_cache_branch"} for each in sent[1:])
+                assert all(each["input_ids"] == 8 * asked["num_beams"] for each in sent[1:])
+
+    asyncio.run(main())
+
+
+def apart(folder: Path) -> dict[str, GraphPlan]:
+    """The encoder on the first peer, the decoder on the second."""
+    found = ExportFolder(folder, 24, 4)
+    return {
+        name: GraphPlan(stages=(GraphStage(device=device, atoms=range(len(Atoms(file)))),))
+        for name, device, file in (
+            ("encoder", "null-0", found.encoder),
+            ("decoder", "null-1", found.decoder),
+        )
+    }
+
+
+def test_a_lost_decoder_is_replaced_and_the_encoder_runs_once(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that forgets its caches, and one that is lost; also the layout of one decoder file."""
+    folder = tmp_path / "merged"
+    (folder / "onnx").mkdir(parents=True)
+    for file in folders["t5"].iterdir():
+        if not file.name.startswith("decoder"):
+            place = folder / "onnx" if file.suffix == ".onnx" else folder
+            (place / file.name).write_bytes(file.read_bytes())
+    merged = ExportFolder(folders["t5"], 24, 4).decoder.model
+    (folder / "onnx" / "decoder_model_merged.onnx").write_bytes(merged.SerializeToString())
+    runs: list[str] = []
+    true_run = RemotePart.run
+
+    async def run(remote: RemotePart, arrays: Any, kept: Any = None, fed: Any = None) -> Any:
+        runs.append("encoder" if kept is None else "decoder")
+        if runs.count("decoder") == 3:
+            remote._dropped.append(kept.slot)
+        if runs.count("decoder") == 7:
+            raise DeviceGoneError(remote.peer.id, NetworkError("gone"))
+        return await true_run(remote, arrays, kept, fed)
+
+    async def main() -> None:
+        plan = apart(folder)
+        async with loaded(folder, tmp_path, plan=plan) as graphs:
+            monkeypatch.setattr(RemotePart, "run", run)
+            found = await graphs.generate(INPUT, **ASKED[1])
+            assert graphs.plans["decoder"].devices == ("null-0",)
+            assert list(found.token_ids) == expected("t5", **ASKED[1])[0]
+            assert runs.count("encoder") == 1
+
+    asyncio.run(main())
+
+
+def test_wrong_options_and_inputs_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    ids = np.array([INPUT])
+
+    async def main() -> None:
+        async with loaded(folders["t5"], tmp_path) as graphs:
+            assert not graphs.takes_sound
+            for inputs, options, said in (
+                (INPUT, {"num_beams": 5}, "num_beams must be 1 to 4"),
+                (INPUT, {"max_new_tokens": 24}, "max_new_tokens must be 1 to 23"),
+                (INPUT, {"length_penalty": 99}, "length_penalty must be"),
+                (INPUT, {"prompt": []}, "prompt has no token ids"),
+                ("text", {}, "no tokenizer.json"),
+                ({"input_ids": np.repeat(ids, 2, 0)}, {}, "one input at a time"),
+                ({"input_ids": ids, "attention_mask": 0 * ids}, {}, "is padded"),
+                ({"input_ids": ids}, {}, "'attention_mask' is missing"),
+            ):
+                with pytest.raises(RequestError, match=said):
+                    await graphs.generate(inputs, **options)
+
+    asyncio.run(main())
+
+
+def change(folder: Path, file: str, **values: Any) -> None:
+    found = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps({**found, **values}))
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("no encoder", "has no encoder_model.onnx"),
+        ("no decoder", "neither decoder_model_merged.onnx nor decoder_with_past_model.onnx"),
+        ("opsets", "use different opsets"),
+        ("types", "has another type than"),
+        ("penalty", "length_penalty is 'long'"),
+        ("tokens", "eos_token_id is -1"),
+    ],
+)
+def test_other_folders_are_no_exports(
+    what: str, said: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for file in folders["t5"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    later = tmp_path / "decoder_with_past_model.onnx"
+    model = onnx.load(later)
+    if what == "no encoder":
+        (tmp_path / "encoder_model.onnx").unlink()
+    elif what == "no decoder":
+        later.unlink()
+    elif what == "opsets":
+        model.opset_import[0].version = 18
+        onnx.save(model, later)
+    elif what == "types":
+        value = next(each for each in model.graph.input if each.name == "input_ids")
+        value.type.tensor_type.elem_type = onnx.TensorProto.INT32
+        onnx.save(model, later)
+    elif what == "penalty":
+        change(tmp_path, "generation_config.json", length_penalty="long")
+    else:
+        change(tmp_path, "generation_config.json", eos_token_id=-1)
+    with pytest.raises(CheckpointError, match=said):
+        ExportFolder(tmp_path, None, 4)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return export(MODELS["t5"](), tmp_path / "t5")
+
+
+@shown_in_parts("e2e/test_encoder_decoders.py")
+def test_the_command_and_the_program_of_the_guide_run(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide = (ROOT / "docs" / "guide" / "graphs.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^(edge graph generate .*)$", guide, re.MULTILINE)
+    done = edge(
+        *shlex.split(command.replace("71,307,1", "7,30,1"))[1:], "--max-new-tokens", "20", "--json"
+    )
+    assert done.code == 0, done.err
+    tokens = json.loads(done.out)["token_ids"]
+    (program,) = [p for p in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if '"t5"' in p]
+    exec(compile(program.replace("71, 307, 1", "7, 30, 1"), "graphs.md", "exec"), {})
+    assert str(tuple(tokens)) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "give one of --input, --text and --tokens"),
+        (("--tokens", "1;2"), "is not ID,ID"),
+        (("--tokens", "1", "--text", "a"), "give one of"),
+        (("--tokens", "1"), "has no encoder_model.onnx"),
+    ],
+)
+def test_mistakes_are_told(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = edge("graph", "generate", str(tmp_path), *words, "--local", "1")
+    assert done.code in (1, 2)
+    assert said in done.err
