@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +15,10 @@ from edge.api.graph import AskedPlan, asked_plan, cpu_peers
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import CheckpointError, RequestError
-from edge.graphs.export_folder import HIDDEN, ExportFolder
+from edge.graphs.export_folder import FEATURES, HIDDEN, ExportFolder
 from edge.graphs.onnx_file import GraphValue
 from edge.graphs.search_terms import SearchTerms
+from edge.graphs.sound import checked_samples, log_mel, pieces, read_wav
 from edge.partition import GraphPlan
 from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo
@@ -97,6 +99,59 @@ class AsyncEncoderDecoder(_ExportFacts):
         encoded = await self._graphs.encode(arrays)
         found = await self._graphs.generate(encoded, begins, terms)
         return self._told(found)
+
+    async def transcribe(
+        self, sound: str | Path | bytes | NDArray[np.float32], *, language: str | None = None
+    ) -> GeneratedTokens:
+        """The words of a sound, by an export of Whisper.
+
+        sound: a WAV file, its bytes, or samples [samples] from -1 to 1 at the model's rate. Longer
+        sound is taken in pieces, which are not matched at their borders. language: such as en;
+        None: what the first piece sounds like. Raises RequestError for another kind of file, an
+        unknown language, and an export that takes no sound.
+        """
+        folder = self._folder
+        if not self.takes_sound:
+            raise RequestError(
+                f"{folder.path} takes no sound", remedy="load an export of Whisper's kind"
+            )
+        settings = folder.features
+        if isinstance(sound, np.ndarray):
+            samples = checked_samples(sound)
+        else:
+            file = sound if isinstance(sound, bytes) else Path(sound)
+            samples = await run_blocking(lambda: read_wav(file, settings.samples_per_s))
+        prompt, found = list(folder.start_tokens), list[GeneratedTokens]()
+        for piece in pieces(samples, settings):
+            features = await run_blocking(partial(log_mel, piece, settings))
+            encoded = await self._graphs.encode({FEATURES: features})
+            if len(prompt) == 1 and folder.languages:
+                token = await self._language(encoded, language)
+                prompt += [token, *folder.transcribe_tokens]
+            terms = self._terms(prompt, None, None, None, None)
+            found.append(self._told(await self._graphs.generate(encoded, prompt, terms)))
+        texts = [each.text for each in found if each.text is not None]
+        return GeneratedTokens(
+            token_ids=tuple(token for each in found for token in each.token_ids),
+            text="".join(texts).strip() if texts else None,
+            score=sum(each.score for each in found) / len(found),
+            is_complete=all(each.is_complete for each in found),
+        )
+
+    async def _language(self, encoded: NDArray[Any], language: str | None) -> int:
+        """The token of a language, or of what the sound is in."""
+        known = self._folder.languages
+        if language is not None:
+            name = language if language in known else f"<|{language.lower()}|>"
+            if name not in known:
+                raise RequestError(
+                    f"the model does not know the language {language!r:.40}",
+                    remedy="give a code such as en, or none",
+                )
+            return known[name]
+        terms = SearchTerms(max_new_tokens=1, only_tokens=tuple(known.values()))
+        found = await self._graphs.generate(encoded, self._folder.start_tokens, terms)
+        return found.token_ids[0]
 
     async def aclose(self) -> None:
         """Free everything on the peers. May be called again."""
@@ -209,6 +264,12 @@ class EncoderDecoder(_ExportFacts):
                 early_stopping=early_stopping,
             )
         )
+
+    def transcribe(
+        self, sound: str | Path | bytes | NDArray[np.float32], *, language: str | None = None
+    ) -> GeneratedTokens:
+        """The words of a sound: a WAV file, its bytes, or samples from -1 to 1."""
+        return self._loop.run(self._own.transcribe(sound, language=language))
 
     def close(self) -> None:
         """Free everything on the peers. May be called again."""

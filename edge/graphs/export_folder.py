@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from edge.errors import CheckpointError, shown
 from edge.graphs.merged_decoder import merged_decoder
 from edge.graphs.onnx_file import OnnxFile, open_onnx
 from edge.graphs.search_terms import SearchTerms
+from edge.graphs.sound import FeatureSettings
 from edge.text.files import TOKENIZER, read_json
 from edge.text.tokenizer import Tokenizer
 
@@ -83,6 +85,40 @@ class ExportFolder:
                 remedy="give the file that belongs to the export",
             )
         return bands, 2 * places
+
+    @cached_property
+    def features(self) -> FeatureSettings:
+        """How sound becomes features. Raises CheckpointError if that is another model's way."""
+        path = self.path / "preprocessor_config.json"
+        settings = FeatureSettings.open(path)
+        sizes = settings.bands, settings.piece_samples // settings.hop_samples
+        if sizes != self.feature_sizes:
+            raise CheckpointError(
+                f"{path} makes features [{sizes[0]}, {sizes[1]}], and the encoder takes "
+                f"{list(self.feature_sizes)}",
+                remedy="give the file that belongs to the export",
+            )
+        return settings
+
+    @property
+    def languages(self) -> Mapping[str, int]:
+        """The token of each language, such as <|en|>; empty: the model has one language."""
+        return self._tokens("lang_to_id")
+
+    @property
+    def transcribe_tokens(self) -> tuple[int, ...]:
+        """Tokens behind that of the language: words as they are spoken, without times."""
+        task = self._tokens("task_to_id").get("transcribe")
+        times = self._number("no_timestamps_token_id")
+        return tuple(each for each in (task, times) if each is not None)
+
+    def _tokens(self, name: str) -> dict[str, int]:
+        value: Any = self.generation.get(name) or {}
+        if not isinstance(value, dict) or not all(
+            type(each) is int and 0 <= each < 1 << 31 for each in value.values()
+        ):
+            raise self._wrong(name, value)
+        return value
 
     def _terms(self) -> SearchTerms:
         value = self.generation

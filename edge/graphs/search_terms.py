@@ -21,3 +21,5 @@ class SearchTerms:
     forced_eos_token_id: int | None = None
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
+    only_tokens: tuple[int, ...] = ()
+    """If there are any, no other is chosen."""

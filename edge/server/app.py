@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from edge.api.async_model import AsyncModel
+from edge.api.encoder_decoder import AsyncEncoderDecoder
 from edge.errors import EdgeError, PromptLengthError
 from edge.protocol.peer_info import PeerInfo
 from edge.server import (
@@ -32,6 +34,7 @@ from edge.server import (
     openapi,
     rerank,
     streams,
+    transcriptions,
 )
 from edge.server.answers import Answers, Happening, Question
 from edge.server.cluster_view import cluster_view
@@ -49,6 +52,16 @@ from edge.server.tools import text_takers
 from edge.weights.pooling import Pooling
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speech:
+    """A speech model, and its name for clients."""
+
+    name: str
+    export: AsyncEncoderDecoder
+
+
 T = TypeVar("T")
 
 HEALTH = "/health"
@@ -71,15 +84,16 @@ class Server:
         pooling: Pooling | None = None,
         documents: Mapping[str, str] = MappingProxyType({}),
         fetch: Fetch | None = None,
+        speech: Speech | None = None,
     ) -> None:
         """previews: plans other placements; None: it plans none. candidates: all peers that were
         ever seen, in addition to those of the models. pooling: of embeddings; None: as each model
         says. documents: kept texts by name, with which clients may begin. fetch: downloads images
-        that are given by URL; None: they are refused."""
+        that are given by URL; None: they are refused. speech: what hears; None: nothing."""
         self._pool = pool
         self._observers: dict[str, tuple[AsyncModel, Observer]] = {}
         """An observer of each loaded model that a client has looked at."""
-        self._previews = previews
+        self._previews, self._speech = previews, speech
         self._candidates = candidates
         self._created = int(time.time())
         self._metrics = Metrics()
@@ -99,6 +113,7 @@ class Server:
             "/v1/responses": ("POST", self._openai_response),
             "/v1/embeddings": ("POST", self._openai_embeddings),
             "/v1/rerank": ("POST", self._rerank),
+            "/v1/audio/transcriptions": ("POST", self._transcription),
             "/v1/messages": ("POST", self._anthropic_message),
             "/v1/messages/count_tokens": ("POST", self._anthropic_count),
             "/api/chat": ("POST", self._ollama_chat),
@@ -264,6 +279,22 @@ class Server:
         work = self._answers.rerank(asked, name, request.scope["edge.caller"])
         scores, tokens = await _unless_gone(request, work)
         return _Json(rerank.rerank_reply(asked, scores, model=name, tokens=tokens))
+
+    async def _transcription(self, request: Request) -> Response:
+        """The words of a sound. All that is asked of the model at once waits for its turn."""
+        content_type = request.headers.get("content-type", "")
+        asked = transcriptions.transcription_asked(content_type, await _whole_body(request))
+        if self._speech is None:
+            raise Refusal(404, "this server hears nothing; edge serve --speech FOLDER does")
+        if asked.model not in (None, "default", "whisper-1", self._speech.name):
+            raise Refusal(404, f"there is no speech model {asked.model!r:.80}")
+        async with self.gate.entered(1, request.scope["edge.caller"]):
+            work = self._speech.export.transcribe(asked.sound, language=asked.language)
+            found = await _unless_gone(request, work)
+        text = found.text if found.text is not None else " ".join(map(str, found.token_ids))
+        if asked.as_text:
+            return Response(text + "\n", media_type="text/plain")
+        return _Json(transcriptions.transcription_reply(text))
 
     async def _embedded(
         self, request: Request, name: str, asked: embeddings.EmbeddingRequest

@@ -16,6 +16,18 @@ Json = dict[str, Any]
 _TEXT: Json = {"type": "string"}
 _MODEL: Json = {"$ref": "#/components/schemas/Model"}
 
+_FORM: Json = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {
+        "file": {"type": "string", "format": "binary", "description": "A WAV file"},
+        "model": _TEXT,
+        "language": {"type": "string", "description": "Such as en; otherwise it is found"},
+        "response_format": {"enum": ["json", "text"]},
+        "temperature": {"type": "number", "const": 0},
+    },
+}
+
 _BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
     "/v1/chat/completions": ("OpenAI: answer a conversation", bodies.Chat),
     "/v1/completions": ("OpenAI: complete a text", bodies.Completion),
@@ -66,6 +78,13 @@ def document(names: Sequence[str]) -> Json:
     for path, (summary, body) in _BODIES.items():
         content = {"application/json": {"schema": _schema(body)}}
         paths[path] = {"post": _operation(summary, {"requestBody": _body(content)})}
+    form = {"schema": _FORM}
+    paths["/v1/audio/transcriptions"] = {
+        "post": _operation(
+            "OpenAI: the words of a sound",
+            {"requestBody": _body({"multipart/form-data": form})},
+        )
+    }
     for path, (summary, query) in _LOOKS.items():
         asked = [{"name": name, "in": "query", "schema": of} for name, of in query.items()]
         paths[path] = {"get": _operation(summary, {"parameters": asked} if asked else {})}

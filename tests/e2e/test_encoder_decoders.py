@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import shlex
+import wave
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from transformers import WhisperFeatureExtractor
 from transformers.generation import GenerationMixin
 
 from edge.api.encoder_decoder import AsyncEncoderDecoder, load_graphs
 from edge.errors import CheckpointError, NetworkError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.export_folder import ExportFolder
+from edge.graphs.sound import FeatureSettings, log_mel, pieces, read_wav
 from edge.partition import GraphPlan, GraphStage
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import describe_peer
@@ -182,6 +185,111 @@ def test_wrong_options_and_inputs_are_refused(folders: dict[str, Path], tmp_path
                     await graphs.generate(inputs, **options)
 
     asyncio.run(main())
+
+
+def tone(seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    times = np.arange(int(16000 * seconds)) / 16000
+    noise = np.random.default_rng(5).normal(0, 0.05, len(times))
+    return (0.4 * np.sin(2 * np.pi * (300 + 400 * times) * times) + noise).astype(np.float32)
+
+
+def wav(samples: np.ndarray[Any, Any], folder: Path, width: int, channels: int = 1) -> Path:
+    whole = (samples.astype(np.float64) * ((1 << (8 * width - 1)) - 1)).round().astype(np.int64)
+    whole = np.repeat(whole[:, None], channels, axis=1) + (128 if width == 1 else 0)
+    content = whole.astype("<i8").reshape(-1, 1).view(np.uint8)[:, :width].tobytes()
+    with wave.open(str(folder / "sound.wav"), "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(width)
+        file.setframerate(16000)
+        file.writeframes(content)
+    return folder / "sound.wav"
+
+
+@pytest.mark.parametrize(("bands", "seconds", "hop"), [(80, 30, 160), (128, 7, 160), (20, 1, 128)])
+def test_features_are_those_of_transformers(
+    bands: int, seconds: int, hop: int, tmp_path: Path
+) -> None:
+    extractor = WhisperFeatureExtractor(
+        feature_size=bands, chunk_length=seconds, hop_length=hop, n_fft=400
+    )
+    extractor.save_pretrained(tmp_path)
+    settings = FeatureSettings.open(tmp_path / "preprocessor_config.json")
+    samples = tone(seconds * 0.7)
+    (piece,) = pieces(samples, settings)
+    expected = extractor(samples, sampling_rate=16000, return_tensors="np").input_features
+    found = log_mel(piece, settings)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(("width", "channels"), [(1, 1), (2, 2), (3, 1), (4, 1)])
+def test_wav_files_of_every_width_are_read(width: int, channels: int, tmp_path: Path) -> None:
+    samples = tone(0.1)
+    found = read_wav(wav(samples, tmp_path, width, channels), 16000)
+    np.testing.assert_allclose(found, samples, atol=1.01 / (1 << (8 * width - 1)))
+    with pytest.raises(RequestError, match="the model takes 8,000"):
+        read_wav(tmp_path / "sound.wav", 8000)
+    content = (tmp_path / "sound.wav").read_bytes()
+    for bad in (b"", content[:30], b"OggS" + content[4:]):
+        with pytest.raises(RequestError, match="cannot be read as WAV"):
+            read_wav(bad, 16000)
+
+
+def test_a_sound_is_transcribed_in_pieces(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Two pieces of a second each, whose language is found from the first."""
+    folder = tmp_path / "whisper"
+    folder.mkdir()
+    for file in folders["whisper"].iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    tokens = {"lang_to_id": {"<|en|>": 50, "<|de|>": 51}, "task_to_id": {"transcribe": 52}}
+    change(folder, "generation_config.json", **tokens, no_timestamps_token_id=53)
+    samples = tone(1.5)
+    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    model = MODELS["whisper"]()
+
+    def answers(begin: list[int]) -> list[int]:
+        found = []
+        for piece in (samples[:16000], samples[16000:]):
+            features = extractor(piece, sampling_rate=16000, return_tensors="pt").input_features
+            ids = torch.tensor([begin])
+            made = GenerationMixin.generate(
+                model, input_features=features, decoder_input_ids=ids, max_length=24, num_beams=1
+            )[0, len(begin) :].tolist()
+            found += made[: made.index(1)] if 1 in made else made
+        return found
+
+    async def main() -> None:
+        async with loaded(folder, tmp_path) as graphs:
+            file = wav(samples, tmp_path, 4)
+            german = await graphs.transcribe(file, language="de")
+            assert list(german.token_ids) == answers([2, 51, 52, 53])
+            some = await graphs.transcribe(file.read_bytes())
+            assert list(some.token_ids) in [answers([2, each, 52, 53]) for each in (50, 51)]
+            with pytest.raises(RequestError, match="does not know the language 'fr'"):
+                await graphs.transcribe(file, language="fr")
+            with pytest.raises(RequestError, match="samples are float32"):
+                await graphs.transcribe(np.zeros((2, 3), np.float32))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"feature_size": 0}, "feature_size is 0"),
+        ({"dither": 1.0}, "dither"),
+        ({"feature_extractor_type": "Other"}, "'Other'"),
+        ({"feature_size": 21}, "makes features"),
+    ],
+)
+def test_other_features_are_refused(
+    values: dict[str, Any], said: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    for file in folders["whisper"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    change(tmp_path, "preprocessor_config.json", **values)
+    with pytest.raises(CheckpointError, match=said):
+        _settings = ExportFolder(tmp_path, None, 4).features
 
 
 def change(folder: Path, file: str, **values: Any) -> None:

@@ -35,7 +35,7 @@ from edge.errors import RequestError
 from edge.partition import Parallel, Plan
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
-from edge.server.app import MOST_ANSWERS, Server
+from edge.server.app import MOST_ANSWERS, Server, Speech
 from edge.server.connections import WebServer, allow_connections, most_connections, web_config
 from edge.server.guard import Rules
 from edge.server.keys import read_keys
@@ -129,6 +129,11 @@ class _Remembers(click.Command):
     help="Download images that requests give by http or https, from the public internet alone.",
 )
 @click.option(
+    "--speech",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A folder with an ONNX export of Whisper, for /v1/audio/transcriptions.",
+)
+@click.option(
     "--max-answers",
     type=click.IntRange(1),
     default=MOST_ANSWERS,
@@ -162,6 +167,7 @@ def command(
     pooling: Pooling | None,
     documents: tuple[str, ...],
     fetch_images: bool,
+    speech: Path | None,
     max_answers: int,
     options: LoadOptions,
     peers: ClusterOptions,
@@ -185,6 +191,7 @@ def command(
       edge serve small=path/to/checkpoint org/name --keep-alive 600
       edge serve path/to/checkpoint --host 0.0.0.0 --api-key-file keys.txt
       edge serve path/to/checkpoint --port 8000 --install user
+      edge serve path/to/checkpoint --speech whisper-tiny-onnx
       curl http://127.0.0.1:11435/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
     """
@@ -224,6 +231,7 @@ def command(
                 pooling=pooling,
                 documents=dict(zip(documents, kept_documents().texts(documents), strict=True)),
                 fetch=fetch_picture if fetch_images else None,
+                speech=None if speech is None else speech.resolve(),
                 as_json=as_json,
             )
         )
@@ -381,12 +389,13 @@ async def serve(
     pooling: Pooling | None,
     documents: Mapping[str, str],
     fetch: Fetch | None,
+    speech: Path | None,
     as_json: bool,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; then finish answers under way and refuse new ones.
 
     key_file: the source of the rules' keys; None: there are none. documents: texts by name.
-    fetch: downloads images.
+    fetch: downloads images. speech: a folder of an export.
     """
     for each in models:
         await run_blocking(partial(check_model, each.place))
@@ -417,6 +426,9 @@ async def serve(
         )
         async with pool.using(first):
             pass  # it counts as idle from now on
+        hears = None
+        if speech is not None:
+            hears = Speech(name=speech.name, export=await cluster.load_graphs(speech))
         server = Server(
             pool,
             rules=rules,
@@ -424,6 +436,7 @@ async def serve(
             pooling=pooling,
             documents=documents,
             fetch=fetch,
+            speech=hears,
             previews=Previews(places, propose),
             candidates=lambda: cluster.peers,
         )

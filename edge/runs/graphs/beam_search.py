@@ -122,6 +122,11 @@ class TokenSearch:
         is_forced_first = self._prompt_tokens == 1 and terms.forced_bos_token_id is not None
         if made == (1 if is_forced_first else 0):
             scores[:, list(terms.begin_suppress_tokens)] = -np.inf
+        if terms.only_tokens:
+            only = list(terms.only_tokens)
+            kept = scores[:, only]
+            scores[:] = -np.inf
+            scores[:, only] = kept
         return scores
 
 

@@ -230,6 +230,7 @@ class CachedDecoding:
 def _check_tokens(terms: SearchTerms, vocabulary: int) -> None:
     named = [
         *terms.eos_token_ids, *terms.suppress_tokens, *terms.begin_suppress_tokens,
+        *terms.only_tokens,
         *(t for t in (terms.forced_bos_token_id, terms.forced_eos_token_id) if t is not None),
     ]  # fmt: skip
     if max(named, default=0) >= vocabulary:

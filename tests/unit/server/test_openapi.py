@@ -72,7 +72,7 @@ def schemas() -> dict[str, Any]:
         path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]
         | {"components": told["components"]}
         for path, methods in told["paths"].items()
-        if "post" in methods
+        if "post" in methods and "application/json" in methods["post"]["requestBody"]["content"]
     }
 
 
