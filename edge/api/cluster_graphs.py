@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
+from typing import Unpack
 
 from edge.api.encoder_decoder import (
     AskedPlans,
@@ -18,6 +19,7 @@ from edge.api.graph import (
     Graph,
     GraphAsked,
     GraphInputs,
+    MoreGraphTerms,
     load_graph,
 )
 from edge.api.progress_bars import progress_bars
@@ -47,9 +49,8 @@ class ClusterGraphs(ABC):
         objective: Objective = "latency",
         sample: GraphInputs | None = None,
         state: AskedState = None,
-        time_limit_s: float = 60.0,
-        plan_only: bool = False,
         progress: bool | OnProgress | None = None,
+        **more: Unpack[MoreGraphTerms],
     ) -> AsyncGraph:
         """Load an ONNX graph of any kind, cut over the peers where that takes less.
 
@@ -59,8 +60,9 @@ class ClusterGraphs(ABC):
         without it, so times and memory are of little use then. state: outputs that are inputs of
         the next run, as {"hn": "h"}, or "auto" to find them by their names; they stay on the device
         that computes them, and need not be in the sample. time_limit_s: seconds of one part of
-        one input, after which a peer ends it. plan_only: measure and plan, open nothing. progress:
-        as of `load`.
+        one input, after which a peer ends it. plan_only: measure and plan, open nothing. exit_when:
+        an output and a number, as ("confidence", 0.9): an input ends early once all values of the
+        output are as large. progress: as of `load`.
 
         Each peer gets every weight once, to be measured; of peers of one machine with one setup,
         one does. Raises CheckpointError for a file that is no graph that can be run, CapacityError
@@ -74,8 +76,7 @@ class ClusterGraphs(ABC):
                 objective=objective,
                 sample=sample,
                 state=state,
-                time_limit_s=time_limit_s,
-                plan_only=plan_only,
+                **more,
             )
             graph = await load_graph(path, self.peers, on_progress, asked)
         self._graphs.append(graph)
@@ -131,15 +132,15 @@ class BlockingClusterGraphs:
         objective: Objective = "latency",
         sample: GraphInputs | None = None,
         state: AskedState = None,
-        time_limit_s: float = 60.0,
-        plan_only: bool = False,
         progress: bool | OnProgress | None = None,
+        **more: Unpack[MoreGraphTerms],
     ) -> Graph:
         """Load an ONNX graph of any kind, cut over the peers where that takes less.
 
         plan: "auto", or a GraphPlan or its JSON. objective: the least seconds of one input, or the
         most inputs per second. sample: an array for each input, by which the graph is measured.
-        state: outputs that are inputs of the next run, as {"hn": "h"}, or "auto".
+        state: outputs that are inputs of the next run, as {"hn": "h"}, or "auto". exit_when: an
+        output and a number, as ("confidence", 0.9), that end an input early.
         """
         loading = self._cluster.load_graph(
             path,
@@ -147,9 +148,8 @@ class BlockingClusterGraphs:
             objective=objective,
             sample=sample,
             state=state,
-            time_limit_s=time_limit_s,
-            plan_only=plan_only,
             progress=progress,
+            **more,
         )
         return Graph(self._loop.run(loading), self._loop)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -15,7 +16,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -30,7 +31,7 @@ from edge.progress import OnProgress
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
 from edge.runs.graphs.agreement import Agreement
 from edge.runs.graphs.cut_graph import CutGraph, load_cut_graph
-from edge.runs.graphs.graph_options import GraphOptions
+from edge.runs.graphs.graph_options import EarlyExit, GraphOptions
 from edge.runs.graphs.inputs import made_up_sample
 from edge.runs.graphs.sequences import Sequence as InputSequence
 from edge.runs.graphs.sequences import Sequences
@@ -93,6 +94,15 @@ class _GraphFacts:
         return self._graph.refused
 
     @property
+    def exit_share(self) -> float | None:
+        """The share of inputs that have ended early; before there are any, the share of the
+        sample's values that would. None: inputs do not end early."""
+        graph = self._graph
+        if graph.options.exit_when is None:
+            return None
+        return graph.exits / graph.runs if graph.runs else graph.facts.exit_share
+
+    @property
     def window(self) -> int:
         """Inputs of a stream that are under way at once."""
         return self._graph.window
@@ -129,6 +139,8 @@ class _GraphFacts:
                 "interval_s": graph.alone[1].interval_s,
             },
             "state": dict(graph.options.state),
+            "exit_at": graph.facts.exit_at,
+            "exit_share": self.exit_share,
             "atoms": len(graph.atoms),
             "cuts": len(graph.facts.cuts),
             "exact": None if graph.agreement is None else graph.agreement.exact,
@@ -158,6 +170,8 @@ class AsyncGraph(_GraphFacts):
         for a wrong name, type or shape, which says what is wanted, and for an input that a node
         cannot compute, which names the node; NetworkError or CapacityError if too few devices are
         left.
+
+        With `exit_when`, an input that ends early has the outputs of the stages up to there alone.
         """
         if self.state:
             return await self._sequences.run(inputs)
@@ -354,6 +368,14 @@ async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+class MoreGraphTerms(TypedDict, total=False):
+    """Terms that few calls give, as keyword arguments; see `AsyncCluster.load_graph`."""
+
+    time_limit_s: float
+    plan_only: bool
+    exit_when: tuple[str, float] | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphAsked:
     """What a caller asks for; see `AsyncCluster.load_graph`."""
@@ -364,6 +386,7 @@ class GraphAsked:
     state: AskedState = None
     time_limit_s: float = 60.0
     plan_only: bool = False
+    exit_when: tuple[str, float] | None = None
 
     def options(self, file: OnnxFile) -> GraphOptions:
         """Checked, for this file."""
@@ -376,7 +399,26 @@ class GraphAsked:
             objective=self.objective,
             run_limit_s=float(self.time_limit_s),
             state=_asked_state(file, self.state),
+            exit_when=self._exit(file),
         )
+
+    def _exit(self, file: OnnxFile) -> EarlyExit | None:
+        if self.exit_when is None:
+            return None
+        name, least = self.exit_when
+        outputs = {each.name: each for each in file.outputs}
+        if name not in outputs or not outputs[name].dtype.startswith(("float", "int", "uint")):
+            raise RequestError(
+                f"{name!r:.80} is no output of numbers, by which inputs could end",
+                remedy=f"give one of {', '.join(map(repr, outputs))}",
+            )
+        if not math.isfinite(least):
+            raise RequestError("exit_when needs a finite number", remedy="give one such as 0.9")
+        if self.state is not None:
+            raise RequestError(
+                "an input that ends early leaves no state", remedy="give state or exit_when"
+            )
+        return EarlyExit(output=name, least=float(least))
 
 
 async def load_graph(

@@ -67,7 +67,8 @@ def _is_random(node: NodeProto) -> bool:
 class Atoms:
     """The atoms of a file in topological order: each uses only earlier ones."""
 
-    def __init__(self, file: OnnxFile) -> None:
+    def __init__(self, file: OnnxFile, exit_output: str | None = None) -> None:
+        """exit_output: a result of the graph; what it needs comes first then."""
         self._file = file
         graph = file.model.graph
         self._inputs = [inputs_of(node) for node in graph.node]
@@ -87,6 +88,10 @@ class Atoms:
             and not any(map(self._is_dequantized, node.input[:1]))
         )
         self._atoms = self._grouped()
+        self.exit_at: int | None = None
+        """The place behind all that the exit output needs."""
+        if exit_output is not None:
+            self._put_first(exit_output)
 
     def __getitem__(self, number: int) -> Atom:
         return self._atoms[number]
@@ -110,6 +115,17 @@ class Atoms:
             for name in atom.inputs:
                 found.setdefault(name, []).append(number)
         return {name: tuple(each) for name, each in found.items()}
+
+    def _put_first(self, output: str) -> None:
+        makers = {name: n for n, atom in enumerate(self._atoms) for name in atom.outputs}
+        needed, wanted = set[int](), [makers[output]] if output in makers else []
+        while wanted:
+            if (number := wanted.pop()) not in needed:
+                needed.add(number)
+                wanted += [makers[name] for name in self._atoms[number].inputs if name in makers]
+        order = sorted(range(len(self._atoms)), key=lambda number: (number not in needed, number))
+        self._atoms = [self._atoms[number] for number in order]
+        self.exit_at = len(needed)
 
     def copies_for(self, nodes: Sequence[int]) -> list[int]:
         """The copied nodes that these nodes need, directly or by others."""

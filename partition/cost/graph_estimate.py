@@ -10,13 +10,14 @@ def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
 
     A stage begins once its device is free and its inputs have come; it costs its device's latency
     and its tensors in both directions. With many inputs under way, a device computes one while
-    tensors of others come and go: its interval is the longest of the three.
+    tensors of others come and go: its interval is the longest of the three. Stages behind the place
+    where inputs end early count by the share of inputs that go on.
     """
     devices = {device.name: device for device in facts.devices}
     ready_s: dict[str, float] = {}
     free_s: dict[str, float] = defaultdict(float)
     busy: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in plan.devices}
-    stages = []
+    stages, early_s = [], 0.0
     for stage in plan.stages:
         device = devices[stage.device]
         received, sent = border(facts, stage.atoms)
@@ -27,8 +28,11 @@ def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
         end_s = begin_s + device.latency_s + receive_s + compute_s + send_s
         free_s[stage.device] = end_s
         ready_s.update(dict.fromkeys(sent, end_s))
+        weight = facts.weight(stage.atoms)
+        if weight == 1.0:
+            early_s = max(early_s, end_s)
         for place, seconds in enumerate((receive_s, device.overhead_s + compute_s, send_s)):
-            busy[stage.device][place] += seconds
+            busy[stage.device][place] += weight * seconds
         stages.append(
             StageEstimate(
                 device=stage.device,
@@ -39,7 +43,7 @@ def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
             )
         )
     return GraphEstimate(
-        latency_s=max(free_s.values()),
+        latency_s=facts.exit_share * early_s + (1 - facts.exit_share) * max(free_s.values()),
         interval_s=max(max(each) for each in busy.values()),
         stages=tuple(stages),
     )

@@ -55,6 +55,15 @@ class GraphFacts:
     cuts: tuple[int, ...]
     """Places at which the order of atoms may be cut, ascending: before which atom."""
     devices: tuple[GraphDevice, ...]
+    exit_at: int | None = None
+    """The place behind which an input may end early: before which atom. Every plan is cut there."""
+    exit_share: float = 0.0
+    """The share of inputs that end there."""
+
+    def weight(self, atoms: range) -> float:
+        """The share of inputs for which a stage is computed."""
+        is_behind = self.exit_at is not None and atoms.start >= self.exit_at
+        return 1.0 - self.exit_share if is_behind else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +129,9 @@ class GraphPlan:
         for stage in self.stages[1:]:
             if stage.atoms.start not in facts.cuts:
                 problems.append(f"The graph cannot be cut before atom {stage.atoms.start}.")
+        starts = {stage.atoms.start for stage in self.stages}
+        if facts.exit_at is not None and facts.exit_at not in starts:
+            problems.append(f"Inputs may end before atom {facts.exit_at}: the plan must cut there.")
         for name in self.devices:
             if name not in names:
                 problems.append(f"There is no device {name!r:.80}.")
@@ -154,7 +166,7 @@ class GraphEstimate:
     """What a plan is predicted to take."""
 
     latency_s: float
-    """From an input to its results, with nothing else under way."""
+    """From an input to its results, with nothing else under way; the mean, if some end early."""
     interval_s: float
     """Between two results, with many inputs under way: the time of the slowest device."""
     stages: tuple[StageEstimate, ...]

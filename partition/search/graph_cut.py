@@ -4,12 +4,15 @@ Exact in two spaces. A chain: runs of atoms one after the other, each device at 
 sum or the maximum of what they take (dynamic programming over places and sets of devices). A fork:
 a device computes a stem, then one of two runs that do not need each other while a second device
 computes the other, then the rest. Devices stay out where that takes less.
+
+Where inputs may end early, every plan is cut, a device may also have both halves, and forks are not
+looked for.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
 
 from edge.partition.cost.graph_estimate import estimate_graph
 from edge.partition.plan.graph_plan import (
@@ -45,10 +48,11 @@ def choose_graph_plan(facts: GraphFacts, objective: Objective) -> GraphChoice | 
     alone = _best(facts, objective, _alone(facts))
     chain = best_chain(facts, objective)
     found = [] if chain is None else [chain]
+    found += _two_halves(facts)
     if alone is not None:  # of the fastest devices, which chains are made of, none may have room
         found.append(alone[0])
     best = _best(facts, objective, found)
-    if objective == "latency" and best is not None:
+    if objective == "latency" and best is not None and facts.exit_at is None:
         best = best_fork(facts, best)
     if best is None:
         return None
@@ -64,6 +68,7 @@ def candidate_cuts(facts: GraphFacts, most: int) -> list[int]:
     cuts = list(facts.cuts)
     if len(cuts) <= most:
         return cuts
+    needed = [each for each in cuts if each == facts.exit_at]
     crossing = crossing_bytes(facts)
     mean = [
         sum(device.seconds[number] for device in facts.devices)
@@ -78,7 +83,7 @@ def candidate_cuts(facts: GraphFacts, most: int) -> list[int]:
             if known is None or crossing[number] < crossing[known]:
                 kept[stretch] = number
         done += seconds
-    return sorted(kept.values())
+    return sorted({*kept.values(), *needed})
 
 
 def crossing_bytes(facts: GraphFacts) -> list[int]:
@@ -105,6 +110,9 @@ def best_chain(facts: GraphFacts, objective: Objective) -> GraphPlan | None:
     best: dict[tuple[int, int], tuple[float, tuple[int, int, int] | None]] = {(0, 0): (0.0, None)}
     for end in range(1, len(places)):
         for begin in range(end):
+            if facts.exit_at is not None and places[begin] < facts.exit_at < places[end]:
+                continue
+            weight = facts.weight(range(places[begin], places[end]))
             received, sent, memory = costs.border(begin, end)
             for place, index in enumerate(devices):
                 device = facts.devices[index]
@@ -112,7 +120,7 @@ def best_chain(facts: GraphFacts, objective: Objective) -> GraphPlan | None:
                     continue
                 compute_s = costs.compute(index, begin, end)
                 moved = received / device.bytes_per_s, sent / device.bytes_per_s
-                cost = (
+                cost = weight * (
                     costs.total(index, begin, end)
                     if objective == "latency"
                     else max(device.overhead_s + compute_s, *moved)
@@ -212,10 +220,25 @@ def _plan(runs: Sequence[tuple[str, int, int]]) -> GraphPlan:
     )
 
 
+def _two_halves(facts: GraphFacts) -> list[GraphPlan]:
+    """What is before the place where inputs end early on one device, the rest on any."""
+    if facts.exit_at is None:
+        return []
+    memory = {device.name: device.memory_bytes for device in facts.devices}
+    needed = [atom.memory_bytes for atom in facts.atoms]
+    halves = sum(needed[: facts.exit_at]), sum(needed[facts.exit_at :])
+    return [
+        _plan([(one, 0, facts.exit_at), (two, facts.exit_at, len(needed))])
+        for one, two in product(memory, repeat=2)
+        if halves[0] + halves[1] * (one == two) <= memory[one] and halves[1] <= memory[two]
+    ]
+
+
 def _alone(facts: GraphFacts) -> list[GraphPlan]:
     needed = sum(atom.memory_bytes for atom in facts.atoms)
+    middle = facts.exit_at or 0
     return [
-        _plan([(device.name, 0, len(facts.atoms))])
+        _plan([(device.name, 0, middle), (device.name, middle, len(facts.atoms))])
         for device in facts.devices
         if needed <= device.memory_bytes
     ]

@@ -16,7 +16,7 @@ import edge as edge_package
 from edge.partition import GraphPlan, GraphStage
 from tests.support.processes import ROOT, Daemon, edge, start_together
 from tests.support.slow_cases import shown_in_parts
-from tests.support.small_graphs import KINDS, agree, cnn, computed, stateful, written
+from tests.support.small_graphs import KINDS, agree, cnn, computed, early, stateful, written
 
 KILLED_BEHIND = 20
 INPUTS = 60
@@ -39,6 +39,7 @@ def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     written(cnn(), tmp_path)
     np.save(tmp_path / "x.npy", KINDS["cnn"][1](0)["x"])
     (tmp_path / "stateful.onnx").write_bytes(stateful().SerializeToString())
+    (tmp_path / "early.onnx").write_bytes(early().SerializeToString())
     np.save(tmp_path / "rows.npy", np.ones((5, 8), np.float32))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, permutations
+from dataclasses import replace
+from itertools import combinations, permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,12 @@ from edge.partition import (
     estimate_graph,
 )
 from edge.partition.cost.graph_estimate import border
-from edge.partition.search.graph_cut import best_chain, crossing_bytes, forks
+from edge.partition.search.graph_cut import (
+    LEAST_GRAPH_GAIN,
+    best_chain,
+    crossing_bytes,
+    forks,
+)
 
 MOST_ATOMS = 6
 
@@ -168,6 +174,42 @@ def test_borders_are_those_of_the_tensors(facts: GraphFacts) -> None:
         received, _sent = border(facts, range(place, len(facts.atoms)))
         _none, sent = border(facts, range(place))
         assert set(received) & made <= set(sent)
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@settings(max_examples=40)
+@given(facts=random_facts(), share=st.sampled_from((0.0, 0.5, 1.0)), data=st.data())
+def test_a_plan_is_cut_where_inputs_end_early(
+    objective: Objective, facts: GraphFacts, share: float, data: st.DataObject
+) -> None:
+    """And no chain, nor two halves, is expected to take less."""
+    if not facts.cuts:
+        return
+    place = data.draw(st.sampled_from(facts.cuts))
+    facts = replace(facts, exit_at=place, exit_share=share)
+    chosen = choose_graph_plan(facts, objective)
+    ends = (0, place, len(facts.atoms))
+    halves = [
+        GraphPlan(
+            stages=tuple(
+                GraphStage(device=device.name, atoms=range(*ends[n : n + 2]))
+                for n, device in enumerate(pair)
+            )
+        )
+        for pair in product(facts.devices, repeat=2)
+    ]
+    known = [plan for plan in (*all_chains(facts), *halves) if fits(plan, facts)]
+    if chosen is None:
+        assert not known
+        return
+    chosen.plan.check(facts)
+    scores = [estimate_graph(facts, plan).score(objective) for plan in known]
+    # A further device must save a share, and chains are compared by the sum of their stages.
+    least = min(scores)
+    if objective == "throughput":
+        assert chosen.estimate.score(objective) * (1 - LEAST_GRAPH_GAIN) <= least * (1 + 1e-9)
+    alone = chosen.alone
+    assert alone is None or chosen.estimate.score(objective) <= alone[1].score(objective)
 
 
 def even(count: int, seconds: float, **changes: float) -> GraphFacts:

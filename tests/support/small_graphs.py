@@ -237,6 +237,22 @@ def stateful(width: int = 8, layers: int = 2) -> ModelProto:
     return b.model(kinds, {"y": FLOAT, **{f"new_state_{n}": FLOAT for n in range(layers)}})
 
 
+def early(width: int = 8, depth: int = 3) -> ModelProto:
+    """A trunk, and a confidence behind its first layer that is last in the file."""
+    b = Builder(10)
+    first = x = b.add("Tanh", b.add("MatMul", "x", b.weight(width, width, scale=1.0)))
+    for _ in range(depth):
+        x = b.add("Tanh", b.add("MatMul", x, b.weight(width, width)))
+    b.add("MatMul", x, b.weight(width, 4), out="logits")
+    b.add("MatMul", first, b.weight(width, 4, scale=1.0), out="early_logits")
+    b.add("ReduceMax", b.add("Softmax", "early_logits", axis=-1), axes=[-1], keepdims=0,
+          out="confidence")  # fmt: skip
+    return b.model(
+        {"x": (FLOAT, ["n", width])},
+        {"logits": FLOAT, "early_logits": FLOAT, "confidence": FLOAT},
+    )
+
+
 def _floats(*shape: int) -> Callable[[int], NDArray[np.float32]]:
     return lambda seed: np.random.default_rng(seed).normal(0, 1, shape).astype(np.float32)
 

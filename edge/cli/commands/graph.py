@@ -87,8 +87,17 @@ _state = click.option(
 )
 
 
+_exit = click.option(
+    "--exit-when",
+    "exits",
+    metavar="OUTPUT=NUMBER",
+    help="End an input early once all values of this output are as large.",
+)
+
+
 def _graph_options(function: F) -> F:
-    for add in (json_option, cluster_options, _plan_file, _state, _objective, _inputs, _model):
+    more = (_plan_file, _exit, _state, _objective, _inputs, _model)
+    for add in (json_option, cluster_options, *more):
         function = add(function)
     return function
 
@@ -135,6 +144,7 @@ def plan(
     objective: Objective,
     plan_file: Path | None,
     states: tuple[str, ...],
+    exits: str | None,
     peers: ClusterOptions,
     as_json: bool,
 ) -> None:
@@ -148,6 +158,7 @@ def plan(
             objective=objective,
             plan=_read_plan(plan_file),
             state=state,
+            exit_when=_read_exit(exits),
             plan_only=True,
         )
         found = graph.explain()
@@ -172,6 +183,7 @@ def run(
     objective: Objective,
     plan_file: Path | None,
     states: tuple[str, ...],
+    exits: str | None,
     peers: ClusterOptions,
     as_json: bool,
     saved: tuple[str, ...],
@@ -192,6 +204,7 @@ def run(
             objective=objective,
             plan=_read_plan(plan_file),
             state=state,
+            exit_when=_read_exit(exits),
         ) as graph:
             for name in set(places) & set(graph.state):
                 raise RequestError(
@@ -201,6 +214,9 @@ def run(
             results = graph.run(_begun(graph, given))
             found = graph.explain()
     for name, place in places.items():
+        if name not in results:
+            click.echo(printable(f"{name} is not there: the input ended early"), err=True)
+            continue
         array = results[name]
         np.save(place, array.astype(str) if array.dtype == object else array, allow_pickle=False)
     if as_json:
@@ -233,6 +249,7 @@ def bench(
     objective: Objective,
     plan_file: Path | None,
     states: tuple[str, ...],
+    exits: str | None,
     peers: ClusterOptions,
     as_json: bool,
     runs: int,
@@ -241,15 +258,26 @@ def bench(
     sample, state = _read_inputs(files), _read_state(states)
     given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
     rows: list[dict[str, Any]] = []
+    ends = _read_exit(exits)
     with open_cluster(peers) as cluster:
         with cluster.load_graph(
-            model, sample=given, objective=objective, plan=_read_plan(plan_file), state=state
+            model,
+            sample=given,
+            objective=objective,
+            plan=_read_plan(plan_file),
+            state=state,
+            exit_when=ends,
         ) as graph:
             rows.append(_measured(graph, given, runs))
             alone = graph.alone
         if alone is not None and len(rows[0]["devices"]) > 1:
             with cluster.load_graph(
-                model, sample=given, objective=objective, plan=alone[0], state=state
+                model,
+                sample=given,
+                objective=objective,
+                plan=alone[0],
+                state=state,
+                exit_when=ends,
             ) as graph:
                 rows.append(_measured(graph, given, runs))
     if as_json:
@@ -360,6 +388,8 @@ def _show_plan(model: Path, found: dict[str, Any]) -> None:
     console = Console()
     print_table(make_table(found["stages"], columns, title=model.name, right=right), console)
     click.echo(_predicted("predicted", found))
+    if found["exit_share"] is not None:
+        click.echo(f"{found['exit_share']:.0%} of the inputs end before atom {found['exit_at']}")
     if found["alone"] is not None:
         click.echo(_predicted(f"alone on {found['alone']['device']}", found["alone"]))
 
@@ -420,6 +450,16 @@ def _read_state(given: tuple[str, ...]) -> Any:
         if not sign or not output or not name:
             raise click.UsageError(f"{output!r:.80} is not OUTPUT=INPUT, nor auto alone")
     return {output: name for output, _sign, name in pairs}
+
+
+def _read_exit(given: str | None) -> tuple[str, float] | None:
+    if given is None:
+        return None
+    output, _sign, number = given.rpartition("=")
+    try:
+        return output, float(number)
+    except ValueError:
+        raise click.UsageError(f"{given!r:.80} is not OUTPUT=NUMBER") from None
 
 
 def _read_plan(path: Path | None) -> Any:

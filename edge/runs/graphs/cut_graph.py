@@ -61,6 +61,8 @@ class CutGraph:
         """A sentence for each device that was refused because its results differ."""
         self.alone: tuple[GraphPlan, GraphEstimate] | None = None
         """The best plan of a single device, if the graph fits on one."""
+        self.runs = self.exits = 0
+        """Inputs that were computed, and those of them that ended early."""
         self._results = [each.name for each in file.outputs]
         self._on_progress = on_progress
         self.measured = measured
@@ -159,7 +161,7 @@ class CutGraph:
         if self.atoms.is_random:
             return
         while True:
-            found = await self.run(sample)
+            found = await self.run(sample, ends_early=False)
             tolerance = _tolerance(self.measured.kinds)
             self.agreement = compare(found, self.measured.results, tolerance=tolerance)
             if self.agreement.problem is None:
@@ -187,16 +189,20 @@ class CutGraph:
             await self._end()
             await self.begin()
 
-    async def run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+    async def run(self, arrays: Arrays, *, ends_early: bool = True) -> dict[str, NDArray[Any]]:
         """The outputs for these inputs. If a device is lost, they are computed again.
 
         Raises RequestError for inputs of another form, and for those that a node cannot compute.
         """
         inputs = checked(self.file.inputs, arrays)
+        exits = self.options.exit_when if ends_early else None
         while True:
             opened = await self.current()
             try:
-                return await opened.compute(inputs, self._results)
+                found = await opened.compute(inputs, self._results, exits)
+                self.runs += ends_early
+                self.exits += len(found) < len(self._results)
+                return found
             except DeviceGoneError as error:
                 if self._is_closed:
                     raise RequestError("the graph is closed") from error
@@ -319,7 +325,8 @@ async def load_cut_graph(
     plan_only: nothing is opened behind the measurement. Raises the errors of `CutGraph`; nothing is
     left on the peers then.
     """
-    atoms = await run_blocking(lambda: Atoms(file))
+    exits = options.exit_when
+    atoms = await run_blocking(lambda: Atoms(file, None if exits is None else exits.output))
     measured = MeasuredPeers(file, atoms, peers, on_progress, options)
     graph = CutGraph(file, atoms, options, measured, on_progress)
     states = [each for each in file.inputs if each.name in options.state.values()]
@@ -327,6 +334,12 @@ async def load_cut_graph(
     sample = {**zeros(missing, file.inputs, sample, {}), **sample}
     try:
         await measured.measure(checked(file.inputs, sample), options.run_limit_s)
+        if atoms.exit_at is not None and atoms.exit_at not in measured.facts().cuts:
+            raise RequestError(
+                f"the graph cannot be cut behind {exits.output if exits else None!r:.80}, so no "
+                "input can end there",
+                remedy="load it without exit_when",
+            )
         if plan_only:
             await graph.only_plan()
         else:

@@ -150,6 +150,7 @@ class MeasuredPeers:
         largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
         states = self._options.held.union(self._state.values())
         closed = closed_places(self._atoms, self._state)
+        exits = self._options.exit_when
         apart = LEAST_BUFFER_BYTES + HELD_BYTES + 2 * (RUNS_AT_ONCE + 1) * largest
         return GraphFacts(
             atoms=tuple(
@@ -176,4 +177,6 @@ class MeasuredPeers:
                 )
                 for id, measured in self._measured.items()
             ),
+            exit_at=self._atoms.exit_at,
+            exit_share=0.0 if exits is None else exits.share(self.results[exits.output]),
         )

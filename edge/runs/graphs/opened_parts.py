@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edge.partition import GraphPlan
 from edge.protocol.peer_info import gather_all
+from edge.runs.graphs.graph_options import EarlyExit
 from edge.runs.graphs.remote_part import Arrays, RemotePart
 
 RunPart = Callable[[int, RemotePart, Arrays], Awaitable[Arrays]]
@@ -29,19 +30,31 @@ class OpenedParts:
         """Inputs of parts, among them all tensors that one part gives another."""
         return frozenset(name for each in self.parts for name in each.part.inputs)
 
-    async def compute(self, arrays: Arrays, results: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The results, each stage as soon as its tensors are there."""
-        known = await self.flow(arrays, lambda _number, remote, now: remote.run(now))
-        return {name: known[name] for name in results}
+    async def compute(
+        self, arrays: Arrays, results: Sequence[str], exit_when: EarlyExit | None
+    ) -> dict[str, NDArray[Any]]:
+        """The results, each stage as soon as its tensors are there. If the input ends early, those
+        that are there by then."""
+        known = await self.flow(arrays, lambda _number, remote, now: remote.run(now), exit_when)
+        return {name: known[name] for name in results if name in known}
 
-    async def flow(self, arrays: Arrays, run: RunPart) -> dict[str, NDArray[Any]]:
+    async def flow(
+        self, arrays: Arrays, run: RunPart, exit_when: EarlyExit | None = None
+    ) -> dict[str, NDArray[Any]]:
         """All tensors that are known in the end: of the inputs, and of each part's run, which
-        begins as soon as its tensors are there."""
+        begins as soon as its tensors are there. exit_when: parts behind that one wait for it, and
+        do not run if it is met."""
         known: dict[str, NDArray[Any]] = dict(arrays)
         makers = {name: n for n, each in enumerate(self.parts) for name in each.part.outputs}
         ended = [asyncio.Event() for _ in self.parts]
 
+        last = len(self.parts) if exit_when is None else makers[exit_when.output]
+
         async def one(number: int, remote: RemotePart) -> None:
+            if exit_when is not None and number > last:
+                await ended[last].wait()
+                if exit_when.is_met(known[exit_when.output]):
+                    return
             for name in remote.part.inputs:
                 if name in makers:
                     await ended[makers[name]].wait()

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edge.api.graph import AsyncGraph, asked_plan
+from edge.api.graph import AsyncGraph, GraphAsked, asked_plan
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
@@ -24,7 +24,7 @@ from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.runs.graphs import cut_graph, measured_peers, measuring
 from edge.runs.graphs.agreement import compare
 from edge.runs.graphs.cut_graph import CutGraph, load_cut_graph
-from edge.runs.graphs.graph_options import GraphOptions
+from edge.runs.graphs.graph_options import EarlyExit, GraphOptions
 from edge.runs.graphs.inputs import checked, made_up_sample
 from edge.runs.graphs.remote_part import DeviceGoneError, RemotePart, same
 from tests.support.null_peers import null_peers
@@ -38,6 +38,7 @@ from tests.support.small_graphs import (
     branches,
     cnn,
     computed,
+    early,
     encoder,
     seen_kinds,
     written,
@@ -256,6 +257,83 @@ def test_a_stream_gives_results_while_its_source_is_slow(tmp_path: Path) -> None
                 await planned.run(sample)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("which", ["auto", "by hand"])
+def test_inputs_end_early_and_later_devices_are_not_asked(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(early(), tmp_path)
+    inputs = [KINDS["branches"][1](seed) for seed in range(12)]
+    inputs = [{"x": each["x"][:1]} for each in inputs]
+    expected = [computed(early(), each) for each in inputs]
+    least = float(np.median([each["confidence"] for each in expected]))
+    ends = [bool(each["confidence"] >= least) for each in expected]
+    asked: list[str] = []
+    true_run = RemotePart.run
+
+    async def run(remote: RemotePart, *arguments: Any) -> Any:
+        asked.append(remote.part.outputs[-1])
+        return await true_run(remote, *arguments)
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            exits = EarlyExit(output="confidence", least=least)
+            plan = None
+            if which == "by hand":
+                plan = GraphPlan(
+                    stages=(
+                        GraphStage(device="null-0", atoms=range(4)),
+                        GraphStage(device="null-1", atoms=range(4, 8)),
+                    )
+                )
+            graph = AsyncGraph(await load(path, peers, inputs[0], exit_when=exits, plan=plan))
+            assert graph.explain()["exit_at"] == 4
+            assert graph.exit_share == float(ends[0])
+            assert [stage.atoms.start for stage in graph.plan.stages] == [0, 4]
+            monkeypatch.setattr(RemotePart, "run", run)
+            found = [each async for each in graph.stream(inputs)]
+            for one, other, is_early in zip(found, expected, ends, strict=True):
+                assert isinstance(one, dict)
+                names = {"early_logits", "confidence"} | (set() if is_early else {"logits"})
+                assert one.keys() == names
+                agree(one, {name: other[name] for name in names})
+            assert asked.count("logits") == ends.count(False)
+            assert graph.exit_share == ends.count(True) / len(ends)
+            await graph.aclose()
+            whole = GraphPlan(stages=(GraphStage(device="null-0", atoms=range(8)),))
+            with pytest.raises(PlanError, match="must cut there"):
+                await load(path, peers, inputs[0], exit_when=exits, plan=whole)
+            last = EarlyExit(output="logits", least=0.0)
+            simple = written(without_exit(), tmp_path)
+            with pytest.raises(RequestError, match="cannot be cut behind 'logits'"):
+                await load(simple, peers, inputs[0], exit_when=last)
+
+    asyncio.run(main())
+
+
+def without_exit() -> Any:
+    """A graph whose only output needs everything."""
+    b = Builder(11)
+    x = b.add("Tanh", b.add("MatMul", "x", b.weight(8, 8)))
+    b.add("MatMul", x, b.weight(8, 4), out="logits")
+    return b.model({"x": (FLOAT, ["n", 8])}, {"logits": FLOAT})
+
+
+@pytest.mark.parametrize(
+    ("terms", "said"),
+    [
+        ({"exit_when": ("z", 0.5)}, "'z' is no output of numbers"),
+        ({"exit_when": ("logits", float("nan"))}, "needs a finite number"),
+        ({"exit_when": ("logits", 0.5), "state": {}}, "leaves no state"),
+        ({"objective": "speed"}, "objective must be"),
+        ({"time_limit_s": 0}, "time_limit_s must be"),
+    ],
+)
+def test_wrong_terms_are_refused(terms: dict[str, Any], said: str, tmp_path: Path) -> None:
+    file = open_onnx(written(early(), tmp_path))
+    with pytest.raises(RequestError, match=said):
+        GraphAsked(**terms).options(file)
 
 
 def always_both(facts: Any, objective: Any) -> Any:
