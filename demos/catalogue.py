@@ -32,5 +32,8 @@ DEMOS: tuple[Demo, ...] = (
     _demo("mixed", "Two stages of layers, each cut over two peers: the same tokens again."),
     _demo("bigger", "A model larger than memory, read from disk for each token: the same tokens."),
     _demo("survive", "A peer is killed in the middle of a sentence: the reply goes on, the same."),
+    _demo("page", "ONNX: one device finds the digits of a page, another one reads them."),
+    _demo("voice", "ONNX: a voice detector with state; a peer is killed, nothing is forgotten."),
+    _demo("branches", "ONNX: one model with a branch on each of two devices, at the same time."),
     _demo("zeroconf", "Two daemons are found without any address."),
 )

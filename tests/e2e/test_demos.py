@@ -37,6 +37,9 @@ SHOWN = {
     "mixed": "the same as from one peer alone",
     "bigger": "the same as with the whole model in memory",
     "survive": "41 tokens, the same as without the loss",
+    "page": "read all of them right",
+    "voice": "400 results in order, the same as without the loss",
+    "branches": "the same as on one device",
     "zeroconf": "found: attic at 127.0.0.1:",
 }
 
@@ -47,6 +50,9 @@ PARTS = {
     "mixed": ("e2e/test_triton_peers.py",),
     "bigger": ("multiprocess/test_streaming.py",),
     "survive": ("multiprocess/test_lost_peers.py",),
+    "page": ("unit/runs/test_graphs.py",),
+    "voice": ("unit/runs/test_graph_sequences.py",),
+    "branches": ("unit/runs/test_graphs.py",),
     "zeroconf": ("multiprocess/test_finding_daemons.py",),
 }
 """Tests of what these show."""
