@@ -68,10 +68,10 @@ class FeatureSettings:
         )
 
 
-def read_wav(file: Path | bytes, samples_per_s: int) -> Floats:
+def read_wav(file: Path | bytes, samples_per_s: int | None) -> Floats:
     """The samples of a WAV file, from -1 to 1, of all channels' mean: float32 [samples].
 
-    Raises RequestError for another kind of file, or another rate.
+    Raises RequestError for another kind of file, or another rate than `samples_per_s`; None: any.
     """
     name = "the sound" if isinstance(file, bytes) else str(file)
     try:
@@ -84,7 +84,7 @@ def read_wav(file: Path | bytes, samples_per_s: int) -> Floats:
             f"{name} cannot be read as WAV: {error or 'it is truncated'}",
             remedy="give PCM samples: ffmpeg -i sound.mp3 sound.wav",
         ) from error
-    if rate != samples_per_s:
+    if samples_per_s is not None and rate != samples_per_s:
         raise RequestError(
             f"{name} has {rate:,} samples a second, and the model takes {samples_per_s:,}",
             remedy=f"convert it: ffmpeg -i in.wav -ar {samples_per_s} out.wav",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +61,23 @@ class PictureDecoder:
 
         Raises RequestError for a file that is none, and for a picture that the model cannot take.
         """
+        try:
+            head, tiles = self._cut(file)
+            found = [self._tile(each) for each in tiles]
+        except ValueError as error:  # of Tile
+            if isinstance(error, RequestError):
+                raise
+            raise RequestError(
+                f"the picture does not suit the model: {error}", remedy="give another picture"
+            ) from error
+        return Picture(tiles=found, rows=head["rows"], columns=head["columns"])
+
+    def pixels(self, file: bytes) -> NDArray[np.uint8]:
+        """The pixels of the first tile: [height, width, 3]. Raises RequestError as `picture`."""
+        return self._cut(file)[1][0]
+
+    def _cut(self, file: bytes) -> tuple[dict[str, Any], list[NDArray[np.uint8]]]:
+        """What the process says of the tiles, and the pixels of each: [height, width, 3]."""
         if len(file) > MOST_FILE_BYTES:
             raise RequestError(
                 f"the picture's file has {len(file):,} bytes, and {MOST_FILE_BYTES:,} are the most "
@@ -73,23 +91,15 @@ class PictureDecoder:
                 f"the picture cannot be read: {cause}",
                 remedy="give a whole PNG, JPEG, WebP, GIF or BMP, perhaps a smaller one",
             )
-        try:
-            return self._read(content)
-        except ValueError as error:  # of Tile
-            raise RequestError(
-                f"the picture does not suit the model: {error}", remedy="give another picture"
-            ) from error
-
-    def _read(self, content: bytearray) -> Picture:
         end = content.index(b"\n")
         head, place = json.loads(content[:end]), end + 1
         tiles = []
         for width, height in head["sizes"]:
             size = width * height * _CHANNELS
             pixels = np.frombuffer(content, np.uint8, size, place)
-            tiles.append(self._tile(pixels.reshape(height, width, _CHANNELS)))
+            tiles.append(pixels.reshape(height, width, _CHANNELS))
             place += size
-        return Picture(tiles=tiles, rows=head["rows"], columns=head["columns"])
+        return head, tiles
 
     def _tile(self, pixels: NDArray[np.uint8]) -> Tile:
         """pixels: [height, width, channels]."""

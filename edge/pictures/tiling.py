@@ -222,3 +222,7 @@ def _grid_of(
         for row in range(rows)
         for column in range(columns)
     ]
+
+
+WHOLE = FitTiling(width=1 << 26, height=1 << 26, unit=1, resample=2)
+"""One tile as large as the picture."""

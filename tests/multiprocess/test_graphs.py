@@ -91,7 +91,7 @@ def test_the_commands_and_the_program_of_the_guide_run(
     ("words", "said"),
     [
         (("inspect", "x.npy"), "not an ONNX file"),
-        (("run", "model.onnx", "--input", "x"), "is not NAME=FILE.npy"),
+        (("run", "model.onnx", "--input", "x"), "is not NAME=FILE"),
         (("run", "model.onnx", "--input", "x=model.onnx"), "cannot be read as an array"),
         (("run", "model.onnx", "--output", "z=z.npy"), "'z' is no output"),
         (("plan", "missing.onnx"), "cannot be read"),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from edge.api.graph import Graph
+from edge.cli.graph_files import name_and_file, read_inputs
 from edge.cli.options import ClusterOptions, cluster_options, open_cluster
 from edge.cli.records import Columns, json_option, make_table, print_json, print_table
 from edge.errors import RequestError, printable
@@ -58,8 +59,9 @@ _inputs = click.option(
     "--input",
     "files",
     multiple=True,
-    metavar="NAME=FILE.npy",
-    help="An input of the graph; may be repeated. Without any, inputs are made up.",
+    metavar="NAME=FILE",
+    help="An input of the graph, as .npy, picture or .wav; may be repeated. Without any, inputs "
+    "are made up.",
 )
 
 _objective = click.option(
@@ -149,8 +151,7 @@ def plan(
     as_json: bool,
 ) -> None:
     """Measure MODEL on the peers and show the plan. Loads nothing."""
-    sample, state = _read_inputs(files), _read_state(states)
-    open_onnx(model)
+    sample, state = read_inputs(files, open_onnx(model).inputs), _read_state(states)
     with open_cluster(peers) as cluster:
         graph = cluster.load_graph(
             model,
@@ -189,15 +190,16 @@ def run(
     saved: tuple[str, ...],
 ) -> None:
     """Compute the outputs of MODEL for one set of inputs."""
-    sample, state = _read_inputs(files), _read_state(states)
-    outputs = {each.name: each for each in open_onnx(model).outputs}
-    places = dict(map(_name_and_file, saved))
+    file, state = open_onnx(model), _read_state(states)
+    sample = read_inputs(files, file.inputs)
+    outputs = {each.name: each for each in file.outputs}
+    places = dict(map(name_and_file, saved))
     for name in places:
         if name not in outputs:
             known = printable(", ".join(outputs))
             raise RequestError(f"{name!r:.80} is no output", remedy=f"give one of {known}")
     with open_cluster(peers) as cluster:
-        given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
+        given = sample if sample is not None else made_up_sample(file.inputs)
         with cluster.load_graph(
             model,
             sample=given,
@@ -255,7 +257,7 @@ def bench(
     runs: int,
 ) -> None:
     """Measure MODEL by its plan and on the best single device, beside what was predicted."""
-    sample, state = _read_inputs(files), _read_state(states)
+    sample, state = read_inputs(files, open_onnx(model).inputs), _read_state(states)
     given = sample if sample is not None else made_up_sample(open_onnx(model).inputs)
     rows: list[dict[str, Any]] = []
     ends = _read_exit(exits)
@@ -320,7 +322,7 @@ def generate(
       edge graph generate opus-mt-en-de --text "Good morning."
       edge graph generate t5-small --tokens 71,307,1 --beams 4
     """
-    inputs: Any = _read_inputs(files)
+    inputs: Any = read_inputs(files, ())
     given = [each for each in (inputs, text, tokens) if each is not None]
     if len(given) != 1:
         raise click.UsageError("give one of --input, --text and --tokens")
@@ -418,28 +420,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _name_and_file(given: str) -> tuple[str, Path]:
-    name, sign, file = given.partition("=")
-    if not sign or not name or not file:
-        raise click.UsageError(f"{given!r:.80} is not NAME=FILE.npy")
-    return name, Path(file)
-
-
-def _read_inputs(files: tuple[str, ...]) -> dict[str, NDArray[Any]] | None:
-    """The arrays of the files; None: none are given."""
-    found = {}
-    for name, path in map(_name_and_file, files):
-        try:
-            found[name] = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise RequestError(
-                f"{path} cannot be read as an array: {error}", remedy="numpy.save writes one"
-            ) from error
-        if not isinstance(found[name], np.ndarray):
-            raise RequestError(f"{path} has several arrays", remedy="save one to a file of its own")
-    return found or None
 
 
 def _read_state(given: tuple[str, ...]) -> Any:
