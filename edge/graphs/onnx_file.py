@@ -145,6 +145,37 @@ class OnnxFile:
             others = {name: _without_sizes(each) for name, each in others.items()}
         return others | inputs
 
+    def inferred_types(self) -> dict[str, int]:
+        """The types of tensors between nodes, by their numbers in ONNX, where they follow from
+        those of inputs and weights."""
+        bare = ModelProto()
+        bare.ir_version = self.model.ir_version
+        bare.opset_import.extend(self.model.opset_import)
+        graph = self.model.graph
+        bare.graph.name = graph.name
+        bare.graph.node.extend(graph.node)
+        for each in self.initialisers.values():
+            value = bare.graph.input.add()
+            value.name, value.type.tensor_type.elem_type = each.name, each.data_type
+        bare.graph.input.extend(v for v in graph.input if v.name not in self.initialisers)
+        bare.graph.output.extend(graph.output)
+        bare.graph.value_info.extend(graph.value_info)
+        try:
+            found = onnx.shape_inference.infer_shapes(bare).graph
+        except Exception:  # it raises many; what the file says is there
+            found = graph
+        return {
+            each.name: number
+            for each in (*found.value_info, *found.output)
+            if (number := each.type.tensor_type.elem_type)
+        }
+
+    @cached_property
+    def graph_bytes(self) -> int:
+        """Bytes of the file's graph without the weights that are sent apart from it."""
+        apart = (n for n in self.initialisers if self.is_apart(n) and n not in self._places)
+        return max(0, int(self.model.ByteSize()) - sum(map(self.weight_bytes, apart)))
+
     def weight_bytes(self, name: str) -> int:
         """Bytes of an initialiser."""
         place = self._places.get(name)

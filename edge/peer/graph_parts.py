@@ -35,12 +35,7 @@ from edge.transport import Member
 
 _PROGRAM = Path(__file__).with_name("graph_process.py").resolve()
 
-PROCESS_BYTES = 96 << 20
-"""What the process of a part takes before it loads anything: Python, numpy and ONNX Runtime. 70 MiB
-were measured."""
-
 _LOAD_LIMIT_S = 600.0
-_PROFILE_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -92,7 +87,7 @@ class _HostedPart:
             cpu_s=(call.run_limit_s + _LOAD_LIMIT_S) * threads,
             wall_s=call.run_limit_s,
             memory_bytes=memory_bytes,
-            reply_bytes=max(call.held_bytes, _PROFILE_BYTES if call.profile else 0),
+            reply_bytes=max(call.held_bytes, frames.PROFILE_BYTES if call.profile else 0),
         )
         folder = "" if self._folder is None else self._folder.name
         self._process = ConfinedProcess(_PROGRAM, limits, (str(threads), folder))
@@ -144,7 +139,7 @@ class _HostedPart:
     async def profile(self) -> bytearray:
         kind, content = await self._asked(
             lambda: self._process.ask(
-                b"profile\n", wall_s=_LOAD_LIMIT_S, reply_bytes=_PROFILE_BYTES
+                b"profile\n", wall_s=_LOAD_LIMIT_S, reply_bytes=frames.PROFILE_BYTES
             )
         )
         if kind != "profile":
@@ -341,10 +336,10 @@ def part_use(weight_bytes: int, call: frames.OpenPart) -> Use:
     """The memory of a part: its weights, packed, a process with tensors, and what waits here."""
     return Use(
         weight_bytes=frames.PACKED * weight_bytes,
-        buffer_bytes=PROCESS_BYTES
+        buffer_bytes=frames.PROCESS_BYTES
         + call.buffer_bytes
         + call.held_bytes
-        + call.profile * _PROFILE_BYTES,
+        + call.profile * frames.PROFILE_BYTES,
     )
 
 

@@ -18,6 +18,11 @@ BLOB_PIECE_BYTES = 8 << 20
 MOST_BLOB_BYTES = 1 << 34
 PACKED = 2
 """Times the bytes of weights that a part takes: ONNX Runtime keeps matrices packed, too."""
+PROCESS_BYTES = 96 << 20
+"""What the process of a part takes before it loads anything: Python, numpy and ONNX Runtime. 70 MiB
+were measured."""
+PROFILE_BYTES = 16 << 20
+"""What the times of nodes take."""
 MOST_RUNS = 4
 """Runs of one part that a peer keeps at once: fed, computed or not yet taken."""
 

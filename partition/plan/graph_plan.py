@@ -35,12 +35,15 @@ class GraphDevice:
     seconds: tuple[float, ...]
     """The time of each atom."""
     memory_bytes: int
+    """For atoms, with one part."""
     latency_s: float
     """The time of asking it once, without computation and with empty tensors."""
     overhead_s: float
     """The time of a stage beside its nodes, while others are under way."""
     bytes_per_s: float
     """The rate of tensors, in each direction."""
+    part_bytes: int = 0
+    """Memory of each further part, beside its atoms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +139,9 @@ class GraphPlan:
             if name not in names:
                 problems.append(f"There is no device {name!r:.80}.")
             elif not problems:
-                needed = sum(
-                    facts.atoms[n].memory_bytes
-                    for stage in self.stages
-                    if stage.device == name
-                    for n in stage.atoms
-                )
+                own = [stage for stage in self.stages if stage.device == name]
+                needed = sum(facts.atoms[n].memory_bytes for stage in own for n in stage.atoms)
+                needed += (len(own) - 1) * names[name].part_bytes
                 if needed > names[name].memory_bytes:
                     problems.append(
                         f"{name} needs {needed:,} bytes and has {names[name].memory_bytes:,}."

@@ -170,6 +170,7 @@ def forks(facts: GraphFacts) -> Iterator[tuple[GraphPlan, float]]:
     names = [device.name for device in facts.devices]
     costs = _StageCosts(facts, places)
     memory = {device.name: device.memory_bytes for device in facts.devices}
+    further = {device.name: device.part_bytes for device in facts.devices}
     held = [0]
     for atom in facts.atoms:
         held.append(held[-1] + atom.memory_bytes)
@@ -196,7 +197,9 @@ def forks(facts: GraphFacts) -> Iterator[tuple[GraphPlan, float]]:
                     for away in range(2):  # which of the two runs the second device has
                         start, stop = inner[away]
                         there = held[stop] - held[start]
-                        if there > memory[second] or held[-1] - there > memory[first]:
+                        parts = (begin > 0) + (end < len(facts.atoms))
+                        here = held[-1] - there + parts * further[first]
+                        if there > memory[second] or here > memory[first]:
                             continue
                         runs = [
                             (second if which == away else first, *inner[which]) for which in (0, 1)
@@ -225,12 +228,14 @@ def _two_halves(facts: GraphFacts) -> list[GraphPlan]:
     if facts.exit_at is None:
         return []
     memory = {device.name: device.memory_bytes for device in facts.devices}
+    further = {device.name: device.part_bytes for device in facts.devices}
     needed = [atom.memory_bytes for atom in facts.atoms]
     halves = sum(needed[: facts.exit_at]), sum(needed[facts.exit_at :])
     return [
         _plan([(one, 0, facts.exit_at), (two, facts.exit_at, len(needed))])
         for one, two in product(memory, repeat=2)
-        if halves[0] + halves[1] * (one == two) <= memory[one] and halves[1] <= memory[two]
+        if halves[0] + (one == two) * (halves[1] + further[one]) <= memory[one]
+        and halves[1] <= memory[two]
     ]
 
 
@@ -240,7 +245,7 @@ def _alone(facts: GraphFacts) -> list[GraphPlan]:
     return [
         _plan([(device.name, 0, middle), (device.name, middle, len(facts.atoms))])
         for device in facts.devices
-        if needed <= device.memory_bytes
+        if needed + device.part_bytes * (middle > 0) <= device.memory_bytes
     ]
 
 

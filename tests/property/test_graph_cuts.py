@@ -57,6 +57,7 @@ def random_facts(draw: st.DrawFn) -> GraphFacts:
             latency_s=draw(st.sampled_from((0.0, 0.5, 3.0))),
             overhead_s=draw(st.sampled_from((0.0, 0.5))),
             bytes_per_s=draw(st.sampled_from((0.5, 4.0, 1000.0))),
+            part_bytes=draw(st.sampled_from((0, 3))),
         )
         for number in range(draw(st.integers(1, 3)))
     )

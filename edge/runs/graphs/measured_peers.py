@@ -12,7 +12,7 @@ from edge.graphs.parts import TensorKind, feasible_cuts
 from edge.graphs.state import closed_places
 from edge.partition import AtomFacts, GraphDevice, GraphFacts
 from edge.progress import OnProgress
-from edge.protocol.graph_frames import PACKED
+from edge.protocol.graph_frames import PACKED, PROCESS_BYTES
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.measuring import (
@@ -152,6 +152,7 @@ class MeasuredPeers:
         closed = closed_places(self._atoms, self._state)
         exits = self._options.exit_when
         apart = LEAST_BUFFER_BYTES + HELD_BYTES + 2 * (RUNS_AT_ONCE + 1) * largest
+        apart += PACKED * self._file.graph_bytes
         return GraphFacts(
             atoms=tuple(
                 AtomFacts(
@@ -171,6 +172,7 @@ class MeasuredPeers:
                     name=self._peers[id].name,
                     seconds=measured.seconds,
                     memory_bytes=max(0, room_bytes(self._peers[id]) - apart),
+                    part_bytes=PROCESS_BYTES + apart,
                     latency_s=self._ways[id].latency_s,
                     overhead_s=self._ways[id].overhead_s,
                     bytes_per_s=self._ways[id].bytes_per_s,

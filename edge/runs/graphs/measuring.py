@@ -20,17 +20,22 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CapacityError, EdgeError, PeerError
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import OnnxFile
-from edge.graphs.parts import INSIDE, GraphPart, TensorKind, cut_part, echo_part
+from edge.graphs.onnx_file import NUMPY_NAMES, OnnxFile
+from edge.graphs.parts import (
+    INSIDE,
+    GraphPart,
+    TensorKind,
+    cut_part,
+    echo_part,
+    feasible_cuts,
+)
 from edge.graphs.tensors import DTYPES
 from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Progress
-from edge.protocol.graph_frames import PACKED
+from edge.protocol.graph_frames import PACKED, PROCESS_BYTES, PROFILE_BYTES
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.runs.graphs.remote_part import Arrays, DeviceGoneError, PartTerms, RemotePart
 
-PROCESS_BYTES = 128 << 20
-"""Memory that a part takes beside weights and tensors: its process, and room for small things."""
 TENSORS_AT_ONCE = 3
 """Times the bytes of all tensors between nodes of a part that are reserved: ONNX Runtime reuses
 memory, and rounds it up."""
@@ -137,11 +142,11 @@ async def measure_graph(
     seconds = [0.0] * len(atoms)
     node_bytes = list(known.node_bytes) if known else [0] * len(file.nodes)
     tensors: dict[str, NDArray[Any]] = dict(sample)
-    sections = _sections(atoms, peer)
+    sections = await run_blocking(partial(_sections, file, atoms, peer))
     for number, section in enumerate(sections):
         on_progress(Progress(phase="measure", peer=peer.name, done=number, total=len(sections)))
         part = await run_blocking(partial(cut_part, file, atoms, section, kinds))
-        left = room_bytes(peer) - PACKED * part.manifest.total_bytes
+        left = room_bytes(peer) - PROFILE_BYTES - PACKED * part.manifest.total_bytes
         buffer_bytes = max(0, min(MOST_SAMPLE_BUFFER_BYTES, left * 3 // 4))
 
         timing = _Timing(file, part, peer, buffer_bytes, run_limit_s, on_progress)
@@ -211,22 +216,33 @@ async def measure_ways(
     return await gather_all(map(one, peers))
 
 
-def _sections(atoms: Atoms, peer: PeerInfo) -> list[range]:
-    """Runs of atoms whose weights take at most two thirds of a peer's room."""
+def _sections(file: OnnxFile, atoms: Atoms, peer: PeerInfo) -> list[range]:
+    """Runs of atoms whose weights take at most two thirds of a peer's room, if the graph can be cut
+    there: all that crosses travels, as far as types are known before a run."""
     most = room_bytes(peer) * 2 // 3
-    sections, start, held = [], 0, 0
-    for number, atom in enumerate(atoms):
-        needed = PACKED * atom.weight_bytes
-        if needed > most:
-            raise CapacityError(
-                f"{peer.name} has {format_size(room_bytes(peer))} for a graph, and one node with "
-                f"its weights needs {format_size(needed)}",
-                remedy="give the peer more --memory",
-            )
-        if held + needed > most:
-            sections.append(range(start, number))
-            start, held = number, 0
-        held += needed
+    needed = [PACKED * atom.weight_bytes for atom in atoms]
+    if max(needed) > most:
+        raise CapacityError(
+            f"{peer.name} has {format_size(room_bytes(peer))} for a graph, and one node with "
+            f"its weights needs {format_size(max(needed))}",
+            remedy="give the peer more --memory",
+        )
+    if sum(needed) <= most:
+        return [range(len(atoms))]
+    types = file.inferred_types()
+    kinds = {
+        name: TensorKind(dtype=NUMPY_NAMES.get(types[name], "none"), shape=(), nbytes=0)
+        if name in types
+        else TensorKind(dtype="float32", shape=(), nbytes=0)
+        for atom in atoms
+        for name in atom.outputs
+    }
+    sections, start, place = [], 0, 0
+    for end in (*feasible_cuts(atoms, kinds), len(atoms)):
+        if sum(needed[start:end]) > most and place > start:
+            sections.append(range(start, place))
+            start = place
+        place = end
     return [*sections, range(start, len(atoms))]
 
 

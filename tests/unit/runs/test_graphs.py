@@ -356,7 +356,7 @@ def test_a_graph_larger_than_a_device_is_measured_in_sections(
     path = written(model, tmp_path)
     atoms = Atoms(file := open_onnx(path))
     monkeypatch.setattr(
-        measuring, "_sections", lambda _atoms, _peer: [range(4), range(4, len(atoms))]
+        measuring, "_sections", lambda _file, _atoms, _peer: [range(4), range(4, len(atoms))]
     )
 
     async def main() -> None:
@@ -385,9 +385,27 @@ def test_sections_have_room_for_their_weights(
     atoms = Atoms(file := open_onnx(written(cnn(), tmp_path)))
     unit = file.total_weight_bytes
     monkeypatch.setattr(measuring, "room_bytes", lambda _peer: room * unit // 2_500)
-    sections = measuring._sections(atoms, object())  # type: ignore[arg-type]
+    sections = measuring._sections(file, atoms, object())  # type: ignore[arg-type]
     assert len(sections) == count
     assert [n for section in sections for n in section] == list(range(len(atoms)))
+
+
+def test_sections_are_not_cut_where_a_tensor_cannot_travel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two casts is bfloat16, as the nodes alone say."""
+    b = Builder(12)
+    x = b.add("MatMul", "x", b.weight(32, 32))
+    x = b.add("Cast", x, to=TensorProto.BFLOAT16)
+    x = b.add("Mul", x, x)
+    x = b.add("Cast", x, to=FLOAT)
+    b.add("MatMul", x, b.weight(32, 32), out="y")
+    model = b.model({"x": (FLOAT, ["n", 32])}, {"y": FLOAT})
+    atoms = Atoms(file := open_onnx(written(model, tmp_path)))
+    assert file.inferred_types()["t1"] == TensorProto.BFLOAT16
+    monkeypatch.setattr(measuring, "room_bytes", lambda _peer: 3 * file.total_weight_bytes // 2 + 9)
+    sections = measuring._sections(file, atoms, object())  # type: ignore[arg-type]
+    assert sections == [range(4), range(4, 5)]
 
 
 def test_graphs_and_plans_that_cannot_run_are_refused(tmp_path: Path) -> None:
@@ -490,9 +508,10 @@ def test_results_are_compared_within_a_tolerance() -> None:
 def test_an_atom_too_large_for_a_device_is_told() -> None:
     class Large:
         weight_bytes = 1 << 40
+        outputs = ()
 
     class Peer:
         name, free_now_bytes, model_free_bytes = "small", 1 << 30, 1 << 30
 
-    with pytest.raises(CapacityError, match="small has 896"):
-        measuring._sections([Large()], Peer())  # type: ignore[arg-type]
+    with pytest.raises(CapacityError, match="small has 928"):
+        measuring._sections(None, [Large()], Peer())  # type: ignore[arg-type]
