@@ -84,10 +84,8 @@ def expected(name: str, **asked: Any) -> tuple[list[int], float]:
     return tokens, score
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["t5", "whisper", pytest.param("bart", marks=shown_in_parts("e2e/test_encoder_decoders.py"))],
-)
+@shown_in_parts("e2e/test_encoder_decoders.py")
+@pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_transformers(
     name: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +154,7 @@ def test_a_lost_decoder_is_replaced_and_the_encoder_runs_once(
     async def main() -> None:
         plan = apart(folder)
         async with loaded(folder, tmp_path, plan=plan) as graphs:
+            await refuse_wrong_questions(graphs)
             monkeypatch.setattr(RemotePart, "run", run)
             found = await graphs.generate(INPUT, **ASKED[1])
             assert graphs.plans["decoder"].devices == ("null-0",)
@@ -165,26 +164,24 @@ def test_a_lost_decoder_is_replaced_and_the_encoder_runs_once(
     asyncio.run(main())
 
 
-def test_wrong_options_and_inputs_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+async def refuse_wrong_questions(graphs: AsyncEncoderDecoder) -> None:
     ids = np.array([INPUT])
-
-    async def main() -> None:
-        async with loaded(folders["t5"], tmp_path) as graphs:
-            assert not graphs.takes_sound
-            for inputs, options, said in (
-                (INPUT, {"num_beams": 5}, "num_beams must be 1 to 4"),
-                (INPUT, {"max_new_tokens": 24}, "max_new_tokens must be 1 to 23"),
-                (INPUT, {"length_penalty": 99}, "length_penalty must be"),
-                (INPUT, {"prompt": []}, "prompt has no token ids"),
-                ("text", {}, "no tokenizer.json"),
-                ({"input_ids": np.repeat(ids, 2, 0)}, {}, "one input at a time"),
-                ({"input_ids": ids, "attention_mask": 0 * ids}, {}, "is padded"),
-                ({"input_ids": ids}, {}, "'attention_mask' is missing"),
-            ):
-                with pytest.raises(RequestError, match=said):
-                    await graphs.generate(inputs, **options)
-
-    asyncio.run(main())
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (INPUT, {"num_beams": 5}, "num_beams must be 1 to 4"),
+        (INPUT, {"max_new_tokens": 24}, "max_new_tokens must be 1 to 23"),
+        (INPUT, {"length_penalty": 99}, "length_penalty must be"),
+        (INPUT, {"prompt": []}, "prompt has no token ids"),
+        ("text", {}, "no tokenizer.json"),
+        ({"input_ids": np.repeat(ids, 2, 0)}, {}, "one input at a time"),
+        ({"input_ids": ids, "attention_mask": 0 * ids}, {}, "is padded"),
+        ({"input_ids": ids}, {}, "'attention_mask' is missing"),
+    ]
+    for inputs, options, said in cases:
+        with pytest.raises(RequestError, match=said):
+            await graphs.generate(inputs, **options)
+    assert not graphs.takes_sound
+    with pytest.raises(RequestError, match="takes no sound"):
+        await graphs.transcribe(b"")
 
 
 def tone(seconds: float) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from edge.errors import RequestError
+from edge.graphs.atoms import Atoms
 from edge.graphs.kept import Kept, KeptTensors
 from edge.graphs.onnx_file import GraphValue, OnnxFile, open_onnx
-from edge.graphs.state import check_state, find_state, zeros
+from edge.graphs.state import check_state, closed_places, find_state, zeros
 from tests.support.small_graphs import FLOAT, KINDS, Builder, stateful, written
 
 
@@ -74,6 +75,18 @@ def test_first_states_have_the_sizes_of_inputs() -> None:
     for value in (h, any_shape):
         with pytest.raises(RequestError, match="no input tells its sizes"):
             zeros([value], [x], {"x": np.ones((5, 3))}, {})
+
+
+def test_no_cut_parts_a_state_from_its_users(tmp_path: Path) -> None:
+    atoms = Atoms(open_onnx(written(stateful(), tmp_path)))
+    state = {"new_state_0": "state_0", "new_state_1": "state_1"}
+    closed = closed_places(atoms, state)
+    for output, name in state.items():
+        users = {number for number, atom in enumerate(atoms) if name in atom.inputs}
+        maker = next(number for number, atom in enumerate(atoms) if output in atom.outputs)
+        assert closed.issuperset(range(min(users) + 1, maker + 1))
+    assert 4 not in closed
+    assert closed_places(atoms, {}) == frozenset()
 
 
 def test_kept_tensors_are_added_ordered_and_dropped() -> None:

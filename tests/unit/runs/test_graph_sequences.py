@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge.api.graph import AsyncGraph
-from edge.errors import CapacityError, NetworkError, PlanError, RequestError
+from edge.errors import CapacityError, NetworkError, RequestError
 from edge.graphs.onnx_file import open_onnx
 from edge.partition import GraphPlan, GraphStage
 from edge.progress import ignore_progress
@@ -141,26 +141,5 @@ def test_a_sequence_survives_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert graph.plan.devices == ("null-0",)
             check(found, given)
             assert np.array_equal(kept, given[0]["x"])
-
-    asyncio.run(main())
-
-
-def test_state_stays_in_one_part(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with loaded(tmp_path, plan=None) as graph:
-            facts = graph._graph.facts
-            assert 2 not in facts.cuts
-            assert 4 in facts.cuts
-            assert not any(n in STATE.values() for atom in facts.atoms for n in atom.inputs)
-            assert facts.results == {"y"}
-        apart = GraphPlan(
-            stages=(
-                GraphStage(device="null-0", atoms=range(2)),
-                GraphStage(device="null-1", atoms=range(2, 11)),
-            )
-        )
-        with pytest.raises(PlanError, match="cannot be cut before atom 2"):
-            async with loaded(tmp_path, plan=apart):
-                pass
 
     asyncio.run(main())

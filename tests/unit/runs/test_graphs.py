@@ -259,7 +259,10 @@ def test_a_stream_gives_results_while_its_source_is_slow(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("which", ["auto", "by hand"])
+@pytest.mark.parametrize(
+    "which",
+    ["by hand", pytest.param("auto", marks=shown_in_parts("property/test_graph_cuts.py"))],
+)
 def test_inputs_end_early_and_later_devices_are_not_asked(
     which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
