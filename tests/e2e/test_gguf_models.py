@@ -216,8 +216,8 @@ def test_blocks_of_experts_are_read_from_disk(
             found.append(model.logits(prompt))
             assert "Q6_K as in the file" in model.proposal.weights
     assert relative_error(found[0], meant.logits(prompt)) <= LARGEST_ERROR_OF_CODES
-    for each in found[1:]:
-        np.testing.assert_array_equal(found[0], each)
+    for logits in found[1:]:
+        np.testing.assert_array_equal(found[0], logits)
 
 
 def relative_error(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
