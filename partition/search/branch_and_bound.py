@@ -104,10 +104,13 @@ class Search:
             return None
         return Solved(arrangement, outside_s + cut.total_s, cut)
 
-    def best(self, arrangements: Iterable[Arrangement], *, most: int) -> list[Solved]:
+    def best(
+        self, arrangements: Iterable[Arrangement], *, most: int, nearly: float = 0.0
+    ) -> list[Solved]:
         """The best of these arrangements and runners-up, best first; empty when nothing fits.
 
-        Ties go to fewer devices, then to the earlier arrangement.
+        Ties go to fewer devices, then to the earlier arrangement. nearly: arrangements of fewer
+        devices that may be slower than the best by up to this part are solved as well.
         """
         twin_of = twins(self.situation)
         bounded = sorted(
@@ -118,19 +121,25 @@ class Search:
         )
         solved: list[Solved] = []
         kinds: set[tuple[frozenset[int], ...]] = set()
-        best_s = float("inf")
-        for tries, (bound_s, _, _, arrangement) in enumerate(bounded):
-            is_beaten = bound_s > best_s * _NEARLY_ONE
+        best_s, fewest, tries = float("inf"), 0, 0
+        for bound_s, count, _, arrangement in bounded:
             if tries >= (most if solved else _MOST_FAILED * most):
                 break
-            if is_beaten and (len(kinds) >= _RUNNERS_UP or tries >= most // 2):
-                break
             enough = len(kinds) >= _RUNNERS_UP
-            found = self.solve(arrangement, beat_s=best_s if enough else float("inf"))
+            beat_s = best_s if enough else float("inf")
+            if bound_s > best_s * _NEARLY_ONE and (enough or tries >= most // 2):
+                if bound_s > best_s * (1 + nearly):
+                    break
+                if count >= fewest:
+                    continue
+                beat_s = best_s * (1 + nearly)
+            tries += 1
+            found = self.solve(arrangement, beat_s=beat_s)
             if found is not None:
                 solved.append(found)
                 kinds.add(kind(arrangement))
-                best_s = min(best_s, found.total_s)
+                if found.total_s < best_s:
+                    best_s, fewest = found.total_s, count
         return in_order(solved)
 
     def descend(self, starts: Sequence[Arrangement], moves: "Moves") -> list[Arrangement]:

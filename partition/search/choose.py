@@ -249,9 +249,11 @@ def _solve(search: Search, parallel: Parallel, exact_devices: int) -> list[Solve
     few = len(everyone) <= exact_devices
     if parallel == "auto":
         if few:
-            return search.best(all_arrangements(everyone), most=MOST_SOLVED)
+            return search.best(
+                all_arrangements(everyone), most=MOST_SOLVED, nearly=LEAST_GAIN_ON_ONE_HOST
+            )
         found = search.descend(_starts(search), lambda here: neighbours(here, everyone))
-        return search.best(found, most=MOST_SOLVED_OF_MANY)
+        return search.best(found, most=MOST_SOLVED_OF_MANY, nearly=LEAST_GAIN_ON_ONE_HOST)
     if few:
         orders: Iterator[Arrangement] = (_as(parallel, order) for order in permutations(everyone))
         return search.best(orders, most=MOST_SOLVED)

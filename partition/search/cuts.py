@@ -116,7 +116,9 @@ def _search(
                             found.setdefault(used + layers, []).append(
                                 _Label(sum_s, slowest_s, layers, option, label)
                             )
-        reached = {used: _undominated(situation, labels) for used, labels in found.items()}
+        reached = found  # after the last stage the best is taken, so none is thinned out
+        if later:
+            reached = {used: _undominated(situation, labels) for used, labels in found.items()}
     best = min(
         reached.get(num_layers, []),
         key=lambda label: label.sum_s + more_chunks * label.slowest_s,

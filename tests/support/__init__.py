@@ -14,7 +14,7 @@ Peers, and what they compute
     `passing_time`        a clock that a test moves; long limits for tests with daemons
     `slow_cases`          marks of slow cases
 Descriptions without the thing
-    `peer_infos`, `facts`, `formats`, `known_rates`, `members`, `kept_journals`
+    `peer_infos`, `facts`, `formats`, `known_rates`, `made_up_clusters`, `members`, `kept_journals`
 Models and texts
     `family_sizes`, `model_folders`, `small_tokenizers`, `call_templates`, `lora_adapters`,
     `packed_folders`, `quantized`, `client_types`, `further_heads`, `small_pictures`
