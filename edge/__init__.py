@@ -65,6 +65,7 @@ __all__ = [
     "Reply",
     "ReplyStream",
     "RequestError",
+    "RunningCopy",
     "Said",
     "SamplingParameters",
     "Score",
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from edge.protocol.kept_files import KeptFiles
     from edge.protocol.peer_info import PeerInfo
     from edge.protocol.step_times import PeerTimes
+    from edge.runs.copied_model import RunningCopy
     from edge.runs.model import Recovery
     from edge.scheduling.orders import Work
     from edge.studies.count_experts import CountedExperts
@@ -166,6 +168,7 @@ _HOMES = {
     "Recovery": "edge.runs.model",
     "Reply": "edge.api.reply",
     "ReplyStream": "edge.api.reply",
+    "RunningCopy": "edge.runs.copied_model",
     "Said": "edge.text.answer_parts",
     "SamplingParameters": "edge.kernels.sampling.parameters",
     "Thought": "edge.text.answer_parts",

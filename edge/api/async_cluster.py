@@ -23,6 +23,7 @@ from edge.errors import NetworkError, PeerError
 from edge.host.free_memory import parse_size
 from edge.option_fields import checks_calls, with_overrides
 from edge.planning.cluster_profile import set_up_like
+from edge.planning.copies import with_copies
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.planning.measured_proposal import Measure, forget_measured, measured_proposal
 from edge.planning.proposal import Proposal
@@ -194,6 +195,7 @@ class AsyncCluster(ClusterGraphs, ClusterStudies):
                 )
                 ids = {device.id for device in proposal.cluster.devices}
                 there = [peer for peer in peers if not changes or peer.id in ids]
+                proposal = await with_copies(checkpoint, proposal, peers, options, changes)
                 proposal = with_tower(checkpoint, proposal, there, options)
                 if draft is not None:
                     proposal, _place = await with_draft(

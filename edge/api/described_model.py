@@ -13,6 +13,7 @@ from edge.partition import Estimate, Plan, Workload
 from edge.pictures.reader import PlacedPictures
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
+from edge.runs.copied_model import CopiedModel, RunningCopy
 from edge.runs.model import Recovery
 from edge.scheduling.orders import Work
 from edge.text import Tokenizer
@@ -81,16 +82,24 @@ class DescribedModel:
         return self._held.forecast.proposal
 
     @property
+    def copies(self) -> tuple[RunningCopy, ...]:
+        """The copies that run, if it was loaded with `copies`; else none. `plan`, `proposal` and
+        `predict` are those of the first."""
+        running = self._held.running
+        return running.figures if isinstance(running, CopiedModel) else ()
+
+    @property
     def drafts_on(self) -> str | None:
         """The name of the device on which its draft model runs; None: none runs."""
         return self._held.drafts_on
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about its plan: devices that were not measured, and where it drafts and reads
-        images."""
-        pictures = self._held.pictures
-        return (*self.proposal.notes, *(() if pictures is None else (pictures.place,)))
+        """Sentences about its plan: devices that were not measured, what copies would do, and where
+        it drafts and reads images."""
+        pictures, running = self._held.pictures, self._held.running
+        copies = running.notes if isinstance(running, CopiedModel) else ()
+        return (*self.proposal.notes, *copies, *(() if pictures is None else (pictures.place,)))
 
     @property
     def sent_bytes(self) -> Mapping[str, int]:

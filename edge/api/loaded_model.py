@@ -15,21 +15,26 @@ from edge.planning.forecast import Forecast
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import Speculation
+from edge.runs.copied_model import CopiedModel
 from edge.runs.drafting import Drafting
 from edge.runs.model import RunningModel
 from edge.runs.pictures import Pictures
+from edge.runs.recovery.copying import Copying
 from edge.runs.recovery.replanning import Replanning
 from edge.runs.recovery.standing_by import StandingBy
 from edge.text import Tokenizer
 from edge.text.grammar import Grammars
 from edge.weights.pooling import MakersPooling
 
+Attendant = Replanning | StandingBy | Drafting | Copying
+"""What runs in the background of a model."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
     """The state that `Model` and `AsyncModel` share."""
 
-    running: RunningModel
+    running: RunningModel | CopiedModel
     forecast: Forecast
     name: str
     vocab_size: int
@@ -57,7 +62,7 @@ class LoadedModel:
     """Reads pictures; None: the model reads none."""
     picture_reader: PictureReader | None
     """Prepares the pictures of conversations; None: the model reads none."""
-    attendants: tuple[Replanning | StandingBy | Drafting, ...]
+    attendants: tuple[Attendant, ...]
     """Tasks that run in the background of its replies."""
 
     def close_processes(self) -> None:

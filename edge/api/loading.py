@@ -12,7 +12,7 @@ from pathlib import Path
 from edge.answers.journal_records import JournaledLoad
 from edge.api.hub_download import model_path
 from edge.api.kept_reply import KeptReply, kept_replies
-from edge.api.loaded_model import LoadedModel
+from edge.api.loaded_model import Attendant, LoadedModel
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import (
     CapacityError,
@@ -33,11 +33,13 @@ from edge.planning.tower_place import place_in_words
 from edge.progress import OnProgress
 from edge.protocol.lease import Lease
 from edge.protocol.peer_info import PeerInfo, describe_all, with_unique_names
+from edge.runs.copied_model import CopiedModel
 from edge.runs.drafting import Drafting
 from edge.runs.load import load_model
 from edge.runs.model import RunningModel
 from edge.runs.pictures import Pictures, tower_digest
 from edge.runs.recovery.candidates import Candidates
+from edge.runs.recovery.copying import Copying
 from edge.runs.recovery.reloading import Reloading
 from edge.runs.recovery.replanning import Replanning
 from edge.runs.recovery.standing_by import StandingBy
@@ -161,6 +163,49 @@ class Loading:
             peers={peer.id: peer for peer in self.peers},
             lease=Lease() if self.resumes is None else self.resumes.lease,
         )
+        running: RunningModel | CopiedModel | None = None
+        if options.wants_copies:
+            running, attendants = await self._copied(reload)
+        if running is None:
+            running, attendants = await self._one(reload, place)
+        forecast = reload.forecast
+        context_tokens = forecast.proposal.context_tokens
+        return LoadedModel(
+            running=running,
+            forecast=forecast,
+            name=checkpoint.name,
+            vocab_size=checkpoint.spec.vocab_size,
+            hidden_size=checkpoint.spec.hidden_size,
+            context_tokens=context_tokens,
+            longest_context_tokens=checkpoint.spec.context_tokens,
+            end_ids=checkpoint.end_ids,
+            sampling=checkpoint.sampling,
+            unused_settings=checkpoint.unused_settings,
+            pooling=checkpoint.pooling,
+            tokenizer=tokenizer,
+            grammars=None if tokenizer is None else _grammars(checkpoint, tokenizer),
+            peers=reload.peers,
+            load=JournaledLoad.of(
+                checkpoint.path,
+                checkpoint.store.fingerprint,
+                self.options,
+                context_tokens=context_tokens,
+                plan=forecast.proposal.plan,
+                names={peer.id: peer.name for peer in self.peers},
+            ),
+            speculate=self.options.usually_speculates,
+            lease=reload.lease,
+            replies=kept_replies(),
+            pictures=self._pictures(options, forecast),
+            picture_reader=await run_blocking(lambda: self._picture_reader(tokenizer)),
+            attendants=attendants,
+        )
+
+    async def _one(
+        self, reload: Reloading, place: DraftPlace | None
+    ) -> tuple[RunningModel, tuple[Attendant, ...]]:
+        """The model by one plan, and what runs in its background. place: of the draft model."""
+        checkpoint, options, proposal = self.checkpoint, reload.options, reload.forecast.proposal
         delivery = reload.delivery(checkpoint, proposal, self.peers, self.on_progress)
         observes = delivery.load.limits.observes
         # A lost peer takes its sums of observed inputs with it, so such a model does not fail over.
@@ -168,7 +213,7 @@ class Loading:
         run = await load_model(delivery, self.peers, on_end=running.ended)
         reload.manifests = run.manifests
         running.begin(run)
-        attendants: list[Replanning | StandingBy | Drafting] = []
+        attendants: list[Attendant] = []
         if self.draft is not None and place is not None:
             drafting = Drafting(
                 self.draft.path, self.draft.store.fingerprint, options, reload.lease
@@ -186,36 +231,22 @@ class Loading:
             attendants.append(Replanning(self.candidates, reload, running))
         if options.standby == "kv" and not observes:
             attendants.append(StandingBy(reload, running))
-        return LoadedModel(
-            running=running,
-            forecast=reload.forecast,
-            name=checkpoint.name,
-            vocab_size=checkpoint.spec.vocab_size,
-            hidden_size=checkpoint.spec.hidden_size,
-            context_tokens=delivery.load.limits.context_tokens,
-            longest_context_tokens=checkpoint.spec.context_tokens,
-            end_ids=checkpoint.end_ids,
-            sampling=checkpoint.sampling,
-            unused_settings=checkpoint.unused_settings,
-            pooling=checkpoint.pooling,
-            tokenizer=tokenizer,
-            grammars=None if tokenizer is None else _grammars(checkpoint, tokenizer),
-            peers=reload.peers,
-            load=JournaledLoad.of(
-                checkpoint.path,
-                checkpoint.store.fingerprint,
-                self.options,
-                context_tokens=delivery.load.limits.context_tokens,
-                plan=proposal.plan,
-                names={peer.id: peer.name for peer in self.peers},
-            ),
-            speculate=self.options.usually_speculates,
-            lease=reload.lease,
-            replies=kept_replies(),
-            pictures=self._pictures(delivery.load, reload.forecast),
-            picture_reader=await run_blocking(lambda: self._picture_reader(tokenizer)),
-            attendants=tuple(attendants),
-        )
+        return running, tuple(attendants)
+
+    async def _copied(self, reload: Reloading) -> tuple[CopiedModel | None, tuple[Attendant, ...]]:
+        """Copies of the model, and what keeps their number; None where one plan is as fast.
+        reload: of one plan."""
+        front = CopiedModel(reload.forecast)
+        copying = Copying(front, self.candidates, reload)
+        predicted = await copying.load(self.checkpoint, self.on_progress)
+        said = () if predicted is None else (predicted.in_words,)
+        if not front.copies:
+            proposal = reload.forecast.proposal
+            reload.forecast.replace(replace(proposal, notes=(*proposal.notes, *said)))
+            return None, ()
+        front.notes = said
+        copying.begin()
+        return front, (copying,)
 
     def _picture_reader(self, tokenizer: Tokenizer | None) -> PictureReader | None:
         """What prepares pictures, if the model reads some and has the files that tell how."""
@@ -230,11 +261,12 @@ class Loading:
             _log.warning("pictures are not read: %s", error)
             return None
 
-    def _pictures(self, load: ResolvedLoad, forecast: Forecast) -> Pictures | None:
+    def _pictures(self, options: LoadOptions, forecast: Forecast) -> Pictures | None:
         """What reads the pictures of prompts, if the model reads some."""
         tower = readable_tower(self.checkpoint)
         if tower is None:
             return None
+        load = ResolvedLoad.of(self.checkpoint, options, forecast.proposal, self.peers)
         return Pictures(
             self.checkpoint,
             load,

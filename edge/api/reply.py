@@ -29,6 +29,7 @@ from edge.errors import EdgeError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.planning.forecast import Forecast
 from edge.protocol.step import FinishReason
+from edge.runs.copied_model import CopiedModel
 from edge.runs.model import Recovery, RunningModel
 from edge.runs.pictures import Pictures
 from edge.text import Tokenizer
@@ -111,7 +112,7 @@ def _beginning(text: str) -> str:
 class ReplyMaker:
     """The parts of one model that its replies are made with."""
 
-    running: RunningModel
+    running: RunningModel | CopiedModel
     tokenizer: Tokenizer | None
     forecast: Forecast
     pictures: Pictures | None = None
@@ -475,7 +476,7 @@ class ReplyStream:
             self.close()
 
 
-async def evaluate(model: RunningModel, terms: Terms) -> NDArray[np.float32]:
+async def evaluate(model: RunningModel | CopiedModel, terms: Terms) -> NDArray[np.float32]:
     """The rows that the terms ask for: logits [tokens, vocab], or hidden states [rows, hidden]."""
     sink = _RowsSink()
     answer = Answer(terms=terms, sink=sink)

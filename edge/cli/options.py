@@ -86,7 +86,7 @@ def model_options(
     only: these of its fields, in addition to the plan; empty: all of them. defaults: this command's
     own, by field. needs_model: False: an omitted model is None.
     """
-    left_out = () if concurrency else ("concurrency", "batch_invariant")
+    left_out = () if concurrency else ("concurrency", "batch_invariant", "copies")
 
     def decorate(function: F) -> F:
         @functools.wraps(function)

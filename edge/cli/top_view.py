@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -69,6 +69,8 @@ def screen(before: Json | None, now: Json) -> Group:
     if now["guesses"]["steps"]:
         parts.append(Text(_guesses(now["guesses"])))
     parts.append(_devices(before, now))
+    if copies := now.get("copies"):
+        parts.append(Text(_copies(copies)))
     if now["replies"]:
         parts.append(make_table(now["replies"][:_MOST_ROWS], _ANSWERS, right=_ANSWERS))
     if now["spares"]:
@@ -79,6 +81,15 @@ def screen(before: Json | None, now: Json) -> Group:
         parts.append(Text(f"Not needed now: {', '.join(spares)}"))
     parts += map(Text, _events(now)[-_MOST_ROWS:])
     return Group(*parts)
+
+
+def _copies(copies: Sequence[Json]) -> str:
+    """Where answers are, copy by copy."""
+    said = (
+        f"{' and '.join(map(_text, each['devices']))} {each['answers']} of {each['answered']}"
+        for each in copies
+    )
+    return f"Copies, with answers under way of all so far: {'; '.join(said)}"
 
 
 def _guesses(guesses: Json) -> str:

@@ -53,6 +53,8 @@ DEFAULT_CONTEXT_TOKENS = 4096
 MAX_REQUESTS_AT_ONCE = 64
 """The most requests in one step; the CPU kernels gain little from more than 32."""
 
+MOST_COPIES = 64
+
 STATES_AT_ONCE = 4
 """Concurrent requests of a model with recurrent states, which take the same memory for any length:
 50 MiB for Qwen3.5-9B. A larger `concurrency` raises it. As many further states are saved, for
@@ -81,6 +83,22 @@ def parse_devices(text: str) -> tuple[str, ...]:
             f"first {LEAST_DIGITS} digits or more",
         )
     return found
+
+
+def parse_copies(text: str) -> int | Literal["auto"]:
+    """A number of copies, or "auto". Raises RequestError otherwise."""
+    if text == "auto":
+        return "auto"
+    return _checked_copies(int(text) if text.isascii() and text.isdigit() else text)
+
+
+def _checked_copies(copies: object) -> int:
+    if type(copies) is not int or not 1 <= copies <= MOST_COPIES:
+        raise RequestError(
+            f"copies must be auto or a number, not {shown(copies)}",
+            remedy=f"give auto, or 1 to {MOST_COPIES}",
+        )
+    return copies
 
 
 def _check_devices(ids: object) -> None:
@@ -158,6 +176,19 @@ class LoadOptions:
         help="Requests at once: memory is kept for this many of the longest context.",
     )
     """Requests that fit into memory together share each step; further ones wait."""
+
+    copies: int | Literal["auto"] | None = option(
+        None,
+        metavar="auto|N",
+        parse=parse_copies,
+        help="Load the whole model on N devices, and give each request to the copy that should "
+        "have its answer first. auto: as many copies as fit, if --concurrency requests at once "
+        "make 10 % more tokens per second with them than with one plan.  [default: 1]",
+    )
+    """A request goes where the beginning of its prompt is, unless that copy has too much to do.
+    Answers of a lost copy go on on another one, with the same tokens. All copies have the same
+    context, and `concurrency` counts for each. Devices that cannot hold the model alone may hold a
+    copy together."""
 
     batch_invariant: bool = option(
         False,
@@ -330,6 +361,7 @@ class LoadOptions:
                 "batch_invariant and observed loads guess no tokens",
                 remedy="leave out the draft model",
             )
+        self._check_copies()
         wait_s = self.wait_for_peers_s
         if type(wait_s) not in (int, float) or not 0 <= wait_s <= MOST_WAIT_S:
             raise RequestError(
@@ -340,6 +372,29 @@ class LoadOptions:
             raise RequestError(f"spot_check must be 0 to 1, not {shown(share)}")
         check_format(self.dtype, self.block_size, self.accuracy)
         kv_dtype(self.kv_dtype)
+
+    @property
+    def wants_copies(self) -> bool:
+        """Whether there may be more than one copy."""
+        return self.copies == "auto" or (self.copies or 1) > 1
+
+    def _check_copies(self) -> None:
+        if self.copies not in (None, "auto"):
+            _checked_copies(self.copies)
+        if self.wants_copies:
+            given = {
+                "a plan": self.plan != "auto",
+                "a draft model": self.draft is not None,
+                'standby "kv"': self.standby == "kv",
+                'stream "on"': self.stream == "on",
+                "observes": self.observes,
+            }
+            for what, is_given in given.items():
+                if is_given:
+                    raise RequestError(
+                        f"{what} is for a model without copies",
+                        remedy="leave it out, or load one copy: copies 1",
+                    )
 
     @property
     def usually_speculates(self) -> Speculation:
@@ -430,6 +485,7 @@ class LoadOverrides(TypedDict, total=False):
     accuracy: Accuracy
     context_tokens: int | None
     concurrency: int
+    copies: int | Literal["auto"] | None
     batch_invariant: bool
     wire: Wire
     kv_dtype: KvDtype

@@ -58,6 +58,15 @@ Load = Callable[[OnEnd], Awaitable[PlanRun]]
 """Loads the model by a plan that was chosen before."""
 
 
+TakeOver = Callable[[Sequence[Answer], EdgeError], Sequence[Answer]]
+"""Takes over unfinished answers of a plan that has ended, and returns those that it leaves."""
+
+
+def nobody_takes_over(answers: Sequence[Answer], _error: EdgeError) -> Sequence[Answer]:
+    """The TakeOver of a model without copies."""
+    return answers
+
+
 class _MovesError(EdgeError):
     """Ends a plan that works, for a better one."""
 
@@ -68,11 +77,13 @@ class RunningModel:
     For one event loop.
     """
 
-    def __init__(self, reload: Reload | None) -> None:
-        """reload: None: the model ends with its first plan. Call `begin` next."""
+    def __init__(self, reload: Reload | None, take_over: TakeOver = nobody_takes_over) -> None:
+        """reload: None: the model ends with its first plan. take_over: asked when a plan is lost
+        and when the model ends. Call `begin` next."""
         self.failure: EdgeError | None = None
         self.recoveries: list[Recovery] = []
         self._reload = reload
+        self._take_over = take_over
         self._run: PlanRun | None = None
         """The current run; None during a reload."""
         self._last: PlanRun
@@ -92,6 +103,11 @@ class RunningModel:
         self._run = self._last = run
         if run.failure is not None:
             self.ended((), run.failure)
+
+    @property
+    def run(self) -> PlanRun | None:
+        """The current run; None during a reload, and after the end."""
+        return self._run
 
     @property
     def plan(self) -> Plan:
@@ -176,8 +192,10 @@ class RunningModel:
             return  # a load failed, and its caller is told
         self._run = None
         if self.failure is not None:
-            fail_all(answers, self.failure)
+            fail_all(self._take_over(answers, self.failure), self.failure)
             return
+        if not isinstance(error, _MovesError):
+            answers = self._take_over(answers, error)
         self._waiting |= {answer.id: answer for answer in answers}
         if not self._waiting:
             self._losses = self._failures = 0
@@ -269,7 +287,7 @@ class RunningModel:
         if self.failure is None:
             self.failure = error
         waiting, self._waiting = self._waiting, {}
-        fail_all(tuple(waiting.values()), self.failure)
+        fail_all(self._take_over(tuple(waiting.values()), self.failure), self.failure)
 
     async def _current(self) -> PlanRun:
         """The current run, once there is one."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.models.spec import ModelSpec
+from edge.runs.copied_model import CopiedModel
 from edge.runs.model import RunningModel
 from edge.weights.layout import ShardLayout, shard_layout, whole_layout
 from edge.weights.observation import (
@@ -21,7 +22,7 @@ from edge.weights.observation import (
 
 
 async def gather_observed(
-    model: RunningModel, spec: ModelSpec
+    model: RunningModel | CopiedModel, spec: ModelSpec
 ) -> AsyncIterator[tuple[Observed, NDArray[np.float32]]]:
     """The Gram matrices of all input runs of the whole model; for layers of experts, the tokens
     that each expert got, by its number.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge.answers.answer import Answer, OnEnd
 from edge.answers.copies import KvLayout
+from edge.answers.terms import Terms
 from edge.errors import EdgeError, PeerLostError, RequestError
 from edge.partition import Plan
 from edge.protocol.assignment import Copies
@@ -29,6 +31,7 @@ from edge.runs.under_way import AnswersUnderWay
 from edge.scheduling import events
 from edge.scheduling.decide import decide
 from edge.scheduling.orders import Work
+from edge.scheduling.routing import CopyState
 from edge.scheduling.state import SchedulingState
 from edge.weights.cache_layout import HeldLayer
 from edge.weights.formats import WeightFormat
@@ -99,6 +102,20 @@ class PlanRun:
     def work(self) -> Work:
         """The work of the peers, up to the last decision."""
         return Work() if self._state is None else self._state.work
+
+    def as_found_by(self, terms: Terms, speed: CopyState) -> CopyState:
+        """The run as an answer of these terms would find it, with this speed."""
+        if self._state is None:
+            return speed
+        submitted = (each for each in self._events if isinstance(each, events.Submitted))
+        told = sum(len(each.prompt) for each in submitted)
+        shared = self._answers.shared_tokens(terms)
+        found = self._state.as_found_by(terms.prompt, terms.cache_salt, shared)
+        # A request waits for its own beginning anyway.
+        waiting = max(0, self._state.waiting_tokens + told - shared)
+        return replace(
+            speed, found_tokens=found, waiting_tokens=waiting, requests=len(self.answers)
+        )
 
     @property
     def blamed(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from edge.answers.answer import Answer
 from edge.answers.copies import AnswerCopies, Copy, KvLayout
+from edge.answers.terms import Terms
 from edge.errors import ProtocolError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.rules import Bits
@@ -17,6 +18,7 @@ from edge.protocol.assignment import Copies
 from edge.protocol.messages import KvRows
 from edge.protocol.step import SamplingTerms, Step
 from edge.protocol.topology import Seat
+from edge.scheduling.prefixes import common_tokens
 from edge.text.grammar import Matcher
 from edge.transport.frame import Buffer
 
@@ -46,6 +48,17 @@ class AnswersUnderWay:
 
     def get(self, id: str) -> Answer | None:
         return self._answers.get(id)
+
+    def shared_tokens(self, terms: Terms) -> int:
+        """The longest beginning that a prompt has in common with one of an answer here."""
+        prompt = np.asarray(terms.prompt, np.int64)
+        others = (each.terms for each in self._answers.values())
+        alike = (
+            np.asarray(each.prompt, np.int64)
+            for each in others
+            if not (each.rows or terms.rows) and each.cache_salt == terms.cache_salt
+        )
+        return max((common_tokens(prompt, other) for other in alike), default=0)
 
     def add(self, answer: Answer) -> None:
         self._answers[answer.id] = answer

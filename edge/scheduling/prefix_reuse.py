@@ -16,7 +16,13 @@ import numpy as np
 
 from edge.protocol.step import SHORTEST_STEP
 from edge.scheduling.orders import KeptCache, Match
-from edge.scheduling.prefixes import PrefixCacheIndex, common_tokens, cut, joined
+from edge.scheduling.prefixes import (
+    FEWEST_TOKENS,
+    PrefixCacheIndex,
+    common_tokens,
+    cut,
+    joined,
+)
 from edge.scheduling.request_state import RequestState
 from edge.scheduling.residency import Residency
 from edge.scheduling.saved_states import Save, SavedStates
@@ -106,6 +112,13 @@ class PrefixReuse:
         if most >= self._prefixes.fewest_tokens:
             return Match(prompt=prompt, salt=entry.salt, tokens=entry.point)
         return None
+
+    def beginning(self, prompt: Sequence[int], salt: str, under_way: int) -> int:
+        """Tokens of a prompt that a request with it would not compute: of a kept cache, or of the
+        `under_way` tokens that it shares with a request under way."""
+        kept = self._prefixes.find(prompt, salt)
+        shared = self._prefixes.whole_units(min(under_way, len(prompt) - SHORTEST_STEP), ())
+        return max(kept.tokens if kept else 0, shared if shared >= FEWEST_TOKENS else 0)
 
     def point(self, points: Sequence[int]) -> int:
         """Where to restore states, of the tokens at which every shard can; 0 if that is useless."""

@@ -6,7 +6,7 @@ Only `decide` changes it. It is mutable, as every token changes its request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edge.offload.kv.slot_order import SlotOrder
@@ -138,6 +138,15 @@ class SchedulingState:
             and self.under_way[-1].step.run > 1
             and (self.turns or self.repeats or self.residency.awaits_room)
         )
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of prompts that are not in steps yet."""
+        return sum(max(0, each.prompt_tokens - each.computed) for each in self.active.values())
+
+    def as_found_by(self, prompt: Sequence[int], salt: str, under_way: int) -> int:
+        """Tokens of a prompt that need not be computed: see `PrefixReuse.beginning`."""
+        return 0 if self.reuse is None else self.reuse.beginning(prompt, salt, under_way)
 
     def ready(self) -> Mapping[str, RequestState]:
         """Requests whose next token can be computed now."""

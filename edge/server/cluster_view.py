@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ from edge.api.async_model import AsyncModel
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.topology import Seat
+from edge.runs.copied_model import RunningCopy
 from edge.server.metrics import Metrics
 from edge.server.observer import LastSeen
 
@@ -72,6 +73,8 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
     In addition to the fields of `plan_view`: model: its name, format and context. devices: also
     their health; `decode`, the seconds of each part of their steps so far; and `tiers`, the bytes
     outside their memory now, and of cached prefixes; null if unknown. spares: peers without a part.
+    copies: empty for one plan; else the answers of each copy, under way and since it was loaded;
+    `devices` has those of all copies, and predicted and measured times are the first copy's.
     answers: number under way or waiting; replies: those that have begun. measured: the rate of the
     last reply of 8 tokens or more. guesses: of all answers since the load, and the steps that
     verified them. recoveries: after losses and moves, the first one first.
@@ -81,17 +84,29 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
     proposal = model.proposal
     peers = model.peers
     view = plan_view(proposal, {id: peer.name for id, peer in peers.items()})
+    copies = model.copies
+    for copy in copies[1:]:
+        more = plan_view(copy.proposal, {id: peer.name for id, peer in peers.items()})
+        for row, device in zip(copy.proposal.rows, more["devices"], strict=True):
+            device |= {"health": _health(observed, row.device), "decode": None, "tiers": None}
+        view["devices"] += more["devices"]
     ranks: Counter[int] = Counter()
-    for row, device in zip(proposal.rows, view["devices"], strict=True):
+    for row, device in zip(proposal.rows, view["devices"], strict=False):
         seat = (row.stage, ranks[row.stage])
         ranks[row.stage] += 1
         times = observed.decode.get(seat)
         device["health"] = _health(observed, row.device)
         device["decode"] = None if times is None else asdict(times)
         device["tiers"] = _tiers(observed.peers.get(row.device), proposal.plan.model, seat)
-    used = set(proposal.plan.devices)
+    used = {
+        id for each in (proposal, *(copy.proposal for copy in copies)) for id in each.plan.devices
+    }
     return view | {
-        "notes": list(model.notes),
+        "notes": [*model.notes, *([_copies_in_words(copies)] if copies else [])],
+        "copies": [
+            {"devices": list(each.devices), "answers": each.answers, "answered": each.answered}
+            for each in copies
+        ],
         "at_s": time.monotonic(),
         "loads": len(model.recoveries),
         "model": {
@@ -129,6 +144,14 @@ def cluster_view(model: AsyncModel, observed: LastSeen, metrics: Metrics, *, ans
             "steps": model.work.draft_steps,
         },
     }
+
+
+def _copies_in_words(copies: Sequence[RunningCopy]) -> str:
+    said = (
+        f"{' and '.join(each.devices)} ({each.answers} under way of {each.answered})"
+        for each in copies
+    )
+    return f"{len(copies)} cop{'ies' if len(copies) > 1 else 'y'}: {', '.join(said)}"
 
 
 def _health(observed: LastSeen, device: str) -> str:

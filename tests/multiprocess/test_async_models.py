@@ -45,7 +45,7 @@ async def until_free(model: edge.AsyncModel, checkpoint: TinyCheckpoint) -> None
     prompt = checkpoint.prompt(4)
     reply = await model.generate(prompt, max_new_tokens=4)
     assert list(reply.token_ids) == checkpoint.greedy(prompt, 4)
-    assert not model._held.running._last.answers
+    assert not model._held.running.answers
 
 
 def test_local_peers_a_load_and_a_reply(tiny_checkpoint: Checkpoints) -> None:

@@ -462,6 +462,9 @@ async def serve(
 
 def _described(model: AsyncModel) -> str:
     devices = ", ".join(model.peers[each].name for each in model.plan.devices)
+    if copies := model.copies:
+        where = "; ".join(" and ".join(each.devices) for each in copies)
+        devices = f"{where} ({len(copies)} cop{'ies' if len(copies) > 1 else 'y'})"
     return f"{model.name} on {devices}, context {model.context_tokens} tokens"
 
 

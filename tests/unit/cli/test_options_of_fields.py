@@ -99,5 +99,5 @@ def test_commands_have_an_option_for_every_field() -> None:
     daemon = {each.name for each in fields(PeerSettings) if option_facts(each)}
     assert daemon <= {each.name for each in peer.command.params}
     wanted |= {each.name for each in fields(GenerationOptions) if option_facts(each)}
-    of_several = {"concurrency", "batch_invariant"}
+    of_several = {"concurrency", "batch_invariant", "copies"}
     assert wanted - {each.name for each in run.command.params} == of_several

@@ -14,6 +14,7 @@ import edge
 from edge.demos.bundled import MODEL
 from edge.peer.daemon import PeerDaemon
 from edge.runs.load import load_model
+from edge.runs.model import RunningModel
 from edge.runs.recovery import reloading
 from edge.runs.recovery.candidates import Candidates
 from edge.runs.recovery.reloading import Reloading
@@ -92,7 +93,9 @@ def test_who_was_lost_while_it_loaded_is_known_by_its_name(
                 await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
                 await cluster.load(MODEL, dtype="int8", replan="off") as model,
             ):
-                reload = model._held.running._reload
+                running = model._held.running
+                assert isinstance(running, RunningModel)
+                reload = running._reload
                 assert isinstance(reload, Reloading)
                 lost: list[Collection[str]] = []
                 reload.on_lost = lost.append

@@ -1,0 +1,257 @@
+"""Copies of a model over real peers that compute nothing: who answers, and what a loss costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edge
+from edge.backends.null.made_up import replies
+from edge.demos.bundled import MODEL
+from edge.peer.daemon import PeerDaemon
+from edge.planning.load_options import parse_copies
+from edge.runs.copied_model import CopiedModel
+from edge.runs.recovery import candidates
+from edge.server.cluster_view import cluster_view
+from edge.server.metrics import Metrics
+from edge.server.observer import LastSeen
+from edge.weights.checkpoint import Checkpoint
+from tests.support.known_rates import know_rates
+from tests.support.null_peers import null_peers
+
+BEGINNINGS = (list(range(100, 164)), list(range(300, 364)))
+MANY_TOKENS = 40
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    know_rates(monkeypatch.setattr)
+    monkeypatch.setenv("EDGE_CACHE", str(tmp_path / "cache"))
+    # Nobody looks for devices before a test has time pass.
+    monkeypatch.setattr(candidates, "LOOK_EVERY_S", 1e5)
+
+
+def expected(prompt: Sequence[int], count: int) -> list[int]:
+    with Checkpoint.open(MODEL) as checkpoint:
+        return replies(checkpoint.spec, list(prompt), count)
+
+
+@contextlib.asynccontextmanager
+async def copies(
+    daemons: Sequence[PeerDaemon], count: int = 2, **options: Any
+) -> AsyncIterator[tuple[edge.AsyncModel, CopiedModel]]:
+    addresses = [each.resources.addresses[0] for each in daemons]
+    load = {"dtype": "int8", "context_tokens": 256, "concurrency": 4, "copies": count, **options}
+    async with (
+        asyncio.timeout(120),
+        await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
+        await cluster.load(MODEL, **load) as model,
+    ):
+        front = model._held.running
+        assert isinstance(front, CopiedModel)
+        yield model, front
+
+
+async def whole(stream: edge.AsyncReplyStream) -> edge.Reply:
+    async for _ in stream:
+        pass
+    return stream.reply()
+
+
+def ask(model: edge.AsyncModel, prompt: Sequence[int], tokens: int = 4) -> edge.AsyncReplyStream:
+    return model.stream(list(prompt), max_new_tokens=tokens, ignore_eos=True)
+
+
+def test_requests_that_begin_alike_meet_on_one_copy(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (model, front):
+            first = [ask(model, [*beginning, 1]) for beginning in BEGINNINGS]
+            assert [len(copy.running.answers) for copy in front.copies] == [1, 1]
+            await asyncio.gather(*map(whole, first))
+            for number in (2, 3, 4):
+                for index, beginning in enumerate(BEGINNINGS):
+                    prompt = [*beginning, number]
+                    reply = await whole(ask(model, prompt))
+                    assert list(reply.token_ids) == expected(prompt, 4)
+                    assert reply.statistics["found_tokens"] >= 60
+                    assert front.copies[index].answered == number
+            assert {peer.name for peer in model.peers.values()} == {"null-0", "null-1"}
+            view = cluster_view(model, LastSeen(), Metrics(), answers=0)
+            assert view["copies"] == [
+                {"devices": [name], "answers": 0, "answered": 4} for name in ("null-0", "null-1")
+            ]
+            assert [device["name"] for device in view["devices"]] == ["null-0", "null-1"]
+            assert view["spares"] == []
+            assert view["notes"][-1] == (
+                "2 copies: null-0 (0 under way of 4), null-1 (0 under way of 4)"
+            )
+            assert model.work.answer_tokens >= 8 * 4 - 8
+
+    asyncio.run(main())
+
+
+def test_requests_that_begin_alike_meet_before_the_first_has_ended(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (model, front):
+            streams = [ask(model, [*BEGINNINGS[0] * 2, number]) for number in range(2)]
+            assert [len(copy.running.answers) for copy in front.copies] == [2, 0]
+            await asyncio.gather(*map(whole, streams))
+
+    asyncio.run(main())
+
+
+def test_answers_of_a_lost_copy_go_on_on_another(tmp_path: Path) -> None:
+    prompts = [[*BEGINNINGS[number % 2], number] for number in range(4)]
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (model, front):
+            streams = [ask(model, prompt, MANY_TOKENS) for prompt in prompts]
+            for stream in streams:
+                await anext(stream)
+            assert [len(copy.running.answers) for copy in front.copies] == [2, 2]
+            await daemons[0].aclose()
+            found = await asyncio.gather(*map(whole, streams))
+            for prompt, reply in zip(prompts, found, strict=True):
+                assert list(reply.token_ids) == expected(prompt, MANY_TOKENS)
+            assert [copy.devices for copy in front.copies] == [("null-1",)]
+            (recovery,) = model.recoveries
+            assert recovery.requests == 2
+            assert "the copy on null-0 is lost" in recovery.reason
+            assert "its answers go on on null-1" in recovery.reason
+            assert [len(reply.recoveries) for reply in found] == [1] * 4
+            assert not model.is_over
+            # The last copy is lost: then the model has ended.
+            await daemons[1].aclose()
+            with pytest.raises(edge.PeerError):
+                await whole(ask(model, [1, 2]))
+            assert model.is_over
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_spare", [True, False], ids=["a spare device", "it comes back"])
+def test_a_lost_copy_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_spare: bool
+) -> None:
+    monkeypatch.setattr(candidates, "LOOK_EVERY_S", 0.01)
+
+    async def until_two(front: CopiedModel) -> None:
+        def answer() -> int:
+            return sum(copy.running.run is not None for copy in front.copies)
+
+        while not front.recoveries or answer() < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        count = 3 if is_spare else 2
+        async with null_peers(tmp_path, count) as daemons, copies(daemons) as (model, front):
+            assert [copy.devices for copy in front.copies] == [("null-0",), ("null-1",)]
+            address = daemons[0].resources.addresses[0]
+            await daemons[0].aclose()
+            again = PeerDaemon(replace(daemons[0].resources.settings, listen=address), None)
+            try:
+                if not is_spare:
+                    await again.start()
+                await until_two(front)
+                # Without keys a daemon that starts again is another one.
+                names = {copy.in_words.removesuffix("-2") for copy in front.copies}
+                assert names == ({"null-1", "null"} if is_spare else {"null-1", "null-0"})
+                streams = [ask(model, [*beginning, 1]) for beginning in BEGINNINGS]
+                assert [len(copy.running.answers) for copy in front.copies] == [1, 1]
+                await asyncio.gather(*map(whole, streams))
+                await model.aclose()
+            finally:
+                await again.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_answer_is_forgotten(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (model, front):
+            streams = [ask(model, [*beginning, 1], MANY_TOKENS) for beginning in BEGINNINGS]
+            for stream in streams:
+                await anext(stream)
+                await stream.aclose()
+            assert front.answers == ()
+            prompt = [*BEGINNINGS[0], 2]
+            assert list((await whole(ask(model, prompt))).token_ids) == expected(prompt, 4)
+
+    asyncio.run(main())
+
+
+def test_one_id_is_under_way_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (model, _front):
+            first = model.stream([1, 2, 3], max_new_tokens=MANY_TOKENS, id="a", ignore_eos=True)
+            with pytest.raises(edge.RequestError, match="under way"):
+                await whole(model.stream([1, 2, 3], max_new_tokens=2, id="a"))
+            await first.aclose()
+
+    asyncio.run(main())
+
+
+def test_more_copies_than_devices_are_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons:
+            with pytest.raises(edge.CapacityError, match="fits whole on 2 of 2 devices, and 3"):
+                async with copies(daemons, 3):
+                    pass
+            for daemon in daemons:
+                assert not daemon.resources.sessions
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"copies": 0}, "copies must be auto or a number, not 0; give auto, or 1 to 64"),
+        ({"copies": 65}, "not 65"),
+        ({"copies": True}, "not True"),
+        ({"copies": "two"}, "two"),
+        ({"copies": 2, "plan": "tensor"}, "a plan is for a model without copies; leave it out"),
+        ({"copies": "auto", "draft": "x"}, "a draft model is for a model without copies"),
+        ({"copies": 2, "standby": "kv"}, "standby"),
+        ({"copies": 2, "stream": "on"}, "stream"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(edge.RequestError, match=why):
+        edge.LoadOptions(**options)
+
+
+@pytest.mark.parametrize(("text", "copies"), [("auto", "auto"), ("1", 1), ("64", 64)])
+def test_copies_as_text(text: str, copies: object) -> None:
+    assert parse_copies(text) == copies
+    for bad in ("", "-1", "0", "1.5", "65", "Auto"):
+        with pytest.raises(edge.RequestError, match="copies must be"):
+            parse_copies(bad)
+
+
+@pytest.mark.parametrize(("concurrency", "count"), [(1, 0), (8, 2)])
+def test_auto_runs_copies_where_requests_at_once_gain_by_them(
+    tmp_path: Path, concurrency: int, count: int
+) -> None:
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons:
+            addresses = [each.resources.addresses[0] for each in daemons]
+            load: dict[str, Any] = {"dtype": "int8", "context_tokens": 256}
+            load["concurrency"] = concurrency
+            async with (
+                await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
+                await cluster.load(MODEL, copies="auto", **load) as model,
+            ):
+                assert len(model.copies) == count
+                said = "copies auto " + ("runs the copies" if count else "keeps one plan")
+                assert said in " ".join(model.notes)
+                prompt = BEGINNINGS[0]
+                assert list((await whole(ask(model, prompt))).token_ids) == expected(prompt, 4)
+
+    asyncio.run(main())
