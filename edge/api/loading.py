@@ -163,10 +163,10 @@ class Loading:
             peers={peer.id: peer for peer in self.peers},
             lease=Lease() if self.resumes is None else self.resumes.lease,
         )
-        running: RunningModel | CopiedModel | None = None
+        running: RunningModel | CopiedModel
         if options.wants_copies:
             running, attendants = await self._copied(reload)
-        if running is None:
+        else:
             running, attendants = await self._one(reload, place)
         forecast = reload.forecast
         context_tokens = forecast.proposal.context_tokens
@@ -233,18 +233,11 @@ class Loading:
             attendants.append(StandingBy(reload, running))
         return running, tuple(attendants)
 
-    async def _copied(self, reload: Reloading) -> tuple[CopiedModel | None, tuple[Attendant, ...]]:
-        """Copies of the model, and what keeps their number; None where one plan is as fast.
-        reload: of one plan."""
+    async def _copied(self, reload: Reloading) -> tuple[CopiedModel, tuple[Attendant, ...]]:
+        """Copies of the model, and what keeps their number. reload: of one plan."""
         front = CopiedModel(reload.forecast)
         copying = Copying(front, self.candidates, reload)
-        predicted = await copying.load(self.checkpoint, self.on_progress)
-        said = () if predicted is None else (predicted.in_words,)
-        if not front.copies:
-            proposal = reload.forecast.proposal
-            reload.forecast.replace(replace(proposal, notes=(*proposal.notes, *said)))
-            return None, ()
-        front.notes = said
+        await copying.load(self.checkpoint, self.on_progress)
         copying.begin()
         return front, (copying,)
 

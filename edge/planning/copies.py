@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,9 @@ from edge.weights.checkpoint import Checkpoint
 LEAST_GAIN = 1.1
 """Least ratio of tokens per second for which a model changes between one plan and copies, in both
 directions: predictions err by as much."""
+
+WINDOW = 10
+"""Looks at the load, a second apart, that make a window. Two windows must ask for a change."""
 
 Propose = Callable[[Sequence[PeerInfo], LoadOptions], Awaitable[Proposal]]
 """The proposal for a load on these peers."""
@@ -46,16 +50,34 @@ class CopiesForecast:
             return "copies" if copies >= LEAST_GAIN * one else "one"
         return "one" if one >= LEAST_GAIN * copies else "copies"
 
-    @property
-    def in_words(self) -> str:
-        """Both predictions and what follows, without a point at the end."""
+    def in_words(self, now: Way = "one") -> str:
+        """Both predictions and what follows, without a point at the end. now: what runs."""
         where = "; ".join(" and ".join(each) for each in self.devices)
-        does = "runs the copies" if self.way() == "copies" else "keeps one plan"
+        does = "runs the copies" if self.way(now) == "copies" else "keeps one plan"
         return (
             f"at {self.requests} requests at once, {len(self.devices)} copies ({where}) make "
             f"{self.copies_tokens_per_s:.3g} tok/s together, and one plan "
             f"{self.one_tokens_per_s:.3g}: copies auto {does}"
         )
+
+
+class LoadSeen:
+    """The requests at once, by looks at equal distances. Pure."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        """window: looks whose mean is the load."""
+        self._window = window
+        self._looks: list[int] = []
+
+    def look(self, requests: int) -> int | None:
+        """Count a look. At the end of a window: the mean of its looks with requests, rounded up, or
+        0 if there were none; else None."""
+        self._looks.append(requests)
+        if len(self._looks) < self._window:
+            return None
+        busy = [each for each in self._looks if each]
+        self._looks.clear()
+        return math.ceil(sum(busy) / len(busy)) if busy else 0
 
 
 async def with_copies(
@@ -73,7 +95,7 @@ async def with_copies(
     most = options.copies if isinstance(options.copies, int) and options.copies > 1 else MOST_COPIES
     plans = await copy_proposals(propose, peers, options, most=most, known=one.cluster)
     predicted = forecast_copies(one, plans, options.concurrency)
-    return one if predicted is None else replace(one, notes=(*one.notes, predicted.in_words))
+    return one if predicted is None else replace(one, notes=(*one.notes, predicted.in_words()))
 
 
 def of_a_copy(options: LoadOptions, context_tokens: int | None = None) -> LoadOptions:
@@ -120,15 +142,14 @@ async def copy_proposals(
 
 
 def with_rates(proposal: Proposal, known: ClusterSpec) -> Proposal:
-    """The proposal with a prediction by the rates of `known`, if it has none."""
+    """The proposal with the rates of `known`, where it has some, and a prediction by them."""
     rates = {device.id: device.rates for device in known.devices}
-    lacking = [each for each in proposal.plan.devices if rates.get(each) is None]
-    if proposal.choice.predicted is not None or lacking:
-        return proposal
     devices = tuple(
-        replace(each, rates=each.rates or rates.get(each.id)) for each in proposal.cluster.devices
+        replace(each, rates=rates.get(each.id) or each.rates) for each in proposal.cluster.devices
     )
     cluster = replace(proposal.cluster, devices=devices)
+    if any(cluster.device(id).rates is None for id in proposal.plan.devices):
+        return proposal
     predicted = partition.estimate(
         proposal.plan,
         proposal.model,

@@ -182,7 +182,7 @@ class LoadOptions:
         metavar="auto|N",
         parse=parse_copies,
         help="Load the whole model on N devices, and give each request to the copy that should "
-        "have its answer first. auto: as many copies as fit, if --concurrency requests at once "
+        "have its answer first. auto: as many copies as fit, while the requests at once should "
         "make 10 % more tokens per second with them than with one plan.  [default: 1]",
     )
     """A request goes where the beginning of its prompt is, unless that copy has too much to do.

@@ -107,6 +107,8 @@ class CopiedModel:
         """Work of copies that have ended."""
         self._first: ModelCopy
         """The first copy that runs, or the last that ran."""
+        self._held: list[Answer] | None = None
+        """Answers that wait while the copies are exchanged; None: they are not."""
         self._moved: dict[str, tuple[int, int]] = {}
         """Answers that were taken over: their tokens then, and how often in a row with as many."""
 
@@ -119,6 +121,18 @@ class CopiedModel:
         """Free a copy. Its answers go on on others."""
         self._forget(copy)
         await copy.running.aclose()
+
+    def hold(self) -> None:
+        """Have new answers wait until `release`, while copies are exchanged."""
+        self._held = self._held or []
+
+    def release(self) -> None:
+        """Give the answers that wait to the copies; without one the model has ended."""
+        if self.failure is None and not self.copies:
+            self.failure = EdgeError("no copy of the model could be loaded", remedy="load it again")
+        held, self._held = self._held or [], None
+        for answer in held:
+            self.submit(answer)
 
     @property
     def plan(self) -> Plan:
@@ -146,7 +160,13 @@ class CopiedModel:
     @property
     def answers(self) -> tuple[Answer, ...]:
         """Unfinished answers."""
-        return tuple(answer for copy in self.copies for answer in copy.running.answers)
+        running = tuple(answer for copy in self.copies for answer in copy.running.answers)
+        return (*running, *(self._held or ()))
+
+    @property
+    def answers_on_copies(self) -> int:
+        """The number of unfinished answers that copies have."""
+        return sum(len(copy.running.answers) for copy in self.copies)
 
     @property
     def figures(self) -> tuple[RunningCopy, ...]:
@@ -169,12 +189,16 @@ class CopiedModel:
         elif any(answer.id == other.id for other in self.answers):
             error = RequestError("a request with this id is under way", remedy="use another id")
             answer.sink.failed(error)
+        elif self._held is not None:
+            self._held.append(answer)
         else:
             self._give(answer, self._alive() or self.copies)
 
     def cancel(self, id: str) -> None:
         """Forget an answer and free its KV cache on every peer. An unknown id is ignored."""
         self._moved.pop(id, None)
+        if self._held is not None:
+            self._held = [answer for answer in self._held if answer.id != id]
         for copy in self.copies:
             copy.running.cancel(id)
 
@@ -194,6 +218,7 @@ class CopiedModel:
         """Free everything on the peers and hang up. May be called again."""
         if self.failure is None:
             self.failure = RequestError("the model is closed", remedy="load it again")
+        self.release()
         await asyncio.gather(*(copy.running.aclose() for copy in self.copies))
 
     def takes_over_from(
@@ -205,11 +230,13 @@ class CopiedModel:
         if own is not None and running.failure is not None:
             self._forget(own)
         others = self._alive()
-        if self.failure is None and not self.copies:
+        if own is not None and self.failure is None and not self.copies:
             self.failure = error
         if self.failure is not None or not others:
             return answers
         self._choose_first()
+        living = {answer.id for answer in (*answers, *self.answers)}
+        self._moved = {id: each for id, each in self._moved.items() if id in living}
         stay = [answer for answer in answers if not self._may_move(answer)]
         taken = {self._give(answer, others).in_words for answer in answers if answer not in stay}
         if own is not None and (answers or running.failure is None):

@@ -11,9 +11,12 @@ from dataclasses import replace
 from edge.errors import CapacityError, EdgeError, NetworkError
 from edge.planning.copies import (
     CopiesForecast,
+    LoadSeen,
+    Way,
     copy_proposals,
     forecast_copies,
     of_a_copy,
+    with_rates,
 )
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import MOST_COPIES, LoadOptions
@@ -22,11 +25,22 @@ from edge.planning.proposal import Proposal
 from edge.progress import OnProgress, ignore_progress
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.copied_model import CopiedModel, ModelCopy
+from edge.runs.delivery import ship_ahead
 from edge.runs.load import load_model
 from edge.runs.model import RunningModel
 from edge.runs.recovery.candidates import Candidates
 from edge.runs.recovery.reloading import Reloading
+from edge.runs.recovery.replanning import MOVES_APART_S, Replanning
 from edge.weights.checkpoint import Checkpoint
+
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks at the requests at once."""
+
+DRAINS_WITHIN_S = 30.0
+"""Seconds in which answers under way end before a model changes between one plan and copies, while
+new ones wait. Else it stays: their tokens could change where sums are in another order."""
+
+DRAINED_LOOK_EVERY_S = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -50,10 +64,14 @@ class Copying:
         self._turn = asyncio.Lock()
         """One at a time loads or frees copies."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._way: Way = "copies"
+        self._copy_plans: list[Proposal] = []
+        """Plans of all copies, made while no part of the model was loaded."""
+        self._replanning: Replanning | None = None
 
-    async def load(self, checkpoint: Checkpoint, tell: OnProgress) -> CopiesForecast | None:
-        """Load the copies, unless `copies` is "auto" and one plan is predicted to be as fast for
-        `concurrency` requests at once. Returns what is predicted, if it is known.
+    async def load(self, checkpoint: Checkpoint, tell: OnProgress) -> None:
+        """Load the copies; or one plan, if `copies` is "auto" and that is predicted to be as fast
+        for `concurrency` requests at once.
 
         Raises the errors of `load_model`, and CapacityError if the model does not fit whole so many
         times; nothing is left on the peers then.
@@ -66,20 +84,21 @@ class Copying:
                 f"{self._wanted} copies were asked for",
                 remedy="ask for fewer copies, for copies auto, or for a shorter context",
             )
+        self._copy_plans = plans
         predicted = forecast_copies(self._one, plans, options.concurrency)
-        if options.copies == "auto" and (predicted is None or predicted.way() == "one"):
-            return predicted
+        is_one = options.copies == "auto" and (predicted is None or predicted.way() == "one")
         try:
-            for proposal in plans:
-                await self._add(checkpoint, proposal, peers, tell)
+            await self._load("one" if is_one else "copies", checkpoint, tell)
         except BaseException:
             await self._front.aclose()
             raise
-        return predicted
+        self._tell(predicted)
 
     def begin(self) -> None:
-        """Begin to look for devices."""
+        """Begin to look for devices, and for "auto" at the load."""
         self._tasks = [asyncio.create_task(self._watch_devices())]
+        if self._like.options.copies == "auto" and len(self._copy_plans) > 1:
+            self._tasks.append(asyncio.create_task(self._watch_load()))
 
     async def aclose(self) -> None:
         """Stop the tasks. May be called again."""
@@ -87,6 +106,93 @@ class Copying:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._stop_replanning()
+
+    async def _load(self, way: Way, checkpoint: Checkpoint, tell: OnProgress) -> None:
+        """Load one plan or all copies; nothing of the model is loaded before."""
+        peers = list(self._like.peers.values())
+        self._way = way
+        if way == "copies":
+            for proposal in self._copy_plans:
+                await self._add(checkpoint, proposal, peers, tell)
+            return
+        options = replace(self._like.options, copies=None)
+        self._like.forecast.replace(self._one)
+        reload = replace(self._like, options=options, peers={peer.id: peer for peer in peers})
+        running = await self._begun(reload, self._one, checkpoint, peers, tell)
+        self._front.add(ModelCopy(running=running, forecast=reload.forecast, peers=reload.peers))
+        if options.replan == "auto":
+            self._replanning = Replanning(self._candidates, reload, running)
+
+    async def _watch_load(self) -> None:
+        """Change between one plan and copies where two windows in a row ask for it."""
+        loop = asyncio.get_running_loop()
+        seen, asked, next_change_s = LoadSeen(), 0, 0.0
+        while self._front.failure is None:
+            await asyncio.sleep(LOOK_EVERY_S)
+            requests = seen.look(len(self._front.answers))
+            if not requests or loop.time() < next_change_s:
+                continue
+            if self._way == "one":
+                self._one = self._like.forecast.proposal
+            plans = [with_rates(each, self._one.cluster) for each in self._copy_plans]
+            predicted = forecast_copies(self._one, plans, requests)
+            self._tell(predicted)
+            wants = predicted is not None and predicted.way(self._way) != self._way
+            asked = asked + 1 if wants else 0
+            if asked >= 2:
+                asked, next_change_s = 0, loop.time() + MOVES_APART_S
+                try:
+                    async with self._turn:
+                        await self._change()
+                except EdgeError as error:
+                    _log.info("the model stays as it is: %s", error)
+                except Exception:
+                    _log.exception("changing between one plan and copies failed")
+                self._tell(predicted)
+
+    async def _change(self) -> None:
+        """Load copies in place of one plan, or the other way round, once no answer is under
+        way."""
+        other: Way = "one" if self._way == "copies" else "copies"
+        peers = {peer.id: peer for peer in self._candidates.peers}
+        async with self._like.opened() as checkpoint:
+            for proposal in self._copy_plans if other == "copies" else (self._one,):
+                delivery = self._like.delivery(checkpoint, proposal, list(peers.values()))
+                await ship_ahead(delivery, peers)
+            self._front.hold()
+            try:
+                if not await self._drained():
+                    return
+                await self._stop_replanning()
+                for copy in self._front.copies:
+                    await self._front.remove(copy)
+                before = self._way
+                try:
+                    await self._load(other, checkpoint, ignore_progress)
+                except EdgeError as error:
+                    _log.info("%s: %s", other, error)
+                    if not self._front.copies:
+                        await self._load(before, checkpoint, ignore_progress)
+                _log.info("%d requests at once: %s", len(self._front.answers), self._way)
+            finally:
+                self._front.release()
+
+    async def _drained(self) -> bool:
+        """Whether the answers on copies end within DRAINS_WITHIN_S."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + DRAINS_WITHIN_S
+        while self._front.answers_on_copies and loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(min(DRAINED_LOOK_EVERY_S, LOOK_EVERY_S))
+        return not self._front.answers_on_copies
+
+    def _tell(self, predicted: CopiesForecast | None) -> None:
+        self._front.notes = () if predicted is None else (predicted.in_words(self._way),)
+
+    async def _stop_replanning(self) -> None:
+        replanning, self._replanning = self._replanning, None
+        if replanning is not None:
+            await replanning.aclose()
 
     async def _plans(
         self, checkpoint: Checkpoint, peers: Sequence[PeerInfo], most: int
@@ -122,6 +228,21 @@ class Copying:
             peers={peer.id: peer for peer in peers},
             changed=asyncio.Event(),
         )
+        running = await self._begun(reload, proposal, checkpoint, peers, tell)
+        self._context_tokens = proposal.context_tokens
+        self._like.peers |= {peer.id: peer for peer in peers}
+        copy = ModelCopy(running=running, forecast=forecast, peers=reload.peers)
+        self._front.add(copy)
+        return copy
+
+    async def _begun(
+        self,
+        reload: Reloading,
+        proposal: Proposal,
+        checkpoint: Checkpoint,
+        peers: Sequence[PeerInfo],
+        tell: OnProgress,
+    ) -> RunningModel:
         running = RunningModel(
             reload, lambda answers, error: self._front.takes_over_from(running, answers, error)
         )
@@ -129,11 +250,7 @@ class Copying:
         run = await load_model(delivery, peers, on_end=running.ended)
         reload.manifests = run.manifests
         running.begin(run)
-        self._context_tokens = proposal.context_tokens
-        self._like.peers |= {peer.id: peer for peer in peers}
-        copy = ModelCopy(running=running, forecast=forecast, peers=reload.peers)
-        self._front.add(copy)
-        return copy
+        return running
 
     def _free(self, own: set[str]) -> Sequence[PeerInfo]:
         """Candidates for a copy that is loaded again: its own devices."""
@@ -158,6 +275,8 @@ class Copying:
 
     async def _fill(self, there: Sequence[PeerInfo]) -> None:
         """Load copies on devices without a part, as long as there are too few."""
+        if self._way == "one":
+            return
         missing = self._wanted - len(self._front.copies)
         used = {peer.id for peer in self._in_use()}
         free = [peer for peer in there if peer.id not in used]

@@ -12,6 +12,7 @@ from edge.errors import CapacityError
 from edge.partition import ClusterSpec, Workload, choose
 from edge.planning.copies import (
     CopiesForecast,
+    LoadSeen,
     Way,
     copy_proposals,
     forecast_copies,
@@ -61,7 +62,7 @@ def test_one_request_is_fastest_on_all_devices_and_many_on_copies() -> None:
     found = forecast(slow, 8)
     assert found.way() == "copies"
     assert found.copies_tokens_per_s == pytest.approx(2 * tokens_per_s(alone(slow)[0], slow, 4))
-    assert found.in_words.startswith("at 8 requests at once, 2 copies (a; b) make ")
+    assert found.in_words().startswith("at 8 requests at once, 2 copies (a; b) make ")
 
 
 def test_unlike_copies_get_requests_by_their_speed() -> None:
@@ -136,3 +137,9 @@ def test_devices_that_hold_the_model_and_the_others_together(
     )
     assert [tuple(sorted(each.plan.devices)) for each in found] == copies
     assert len({each.context_tokens for each in found}) <= 1, "all have the same context"
+
+
+def test_the_load_is_the_mean_of_busy_looks_over_whole_windows() -> None:
+    seen = LoadSeen(window=4)
+    looks = [0, 0, 0, 0, 3, 0, 4, 0, 1]
+    assert [seen.look(each) for each in looks] == [None] * 3 + [0] + [None] * 3 + [4, None]

@@ -15,15 +15,19 @@ import edge
 from edge.backends.null.made_up import replies
 from edge.demos.bundled import MODEL
 from edge.peer.daemon import PeerDaemon
+from edge.planning.copies import CopiesForecast, LoadSeen, forecast_copies
 from edge.planning.load_options import parse_copies
+from edge.planning.proposal import Proposal
 from edge.runs.copied_model import CopiedModel
-from edge.runs.recovery import candidates
+from edge.runs.model import MOST_LOSSES_WITHOUT_A_TOKEN, RunningModel
+from edge.runs.recovery import candidates, copying
 from edge.server.cluster_view import cluster_view
 from edge.server.metrics import Metrics
 from edge.server.observer import LastSeen
 from edge.weights.checkpoint import Checkpoint
 from tests.support.known_rates import know_rates
 from tests.support.null_peers import null_peers
+from tests.support.scripted_peers import Results, asked
 
 BEGINNINGS = (list(range(100, 164)), list(range(300, 364)))
 MANY_TOKENS = 40
@@ -186,6 +190,26 @@ def test_a_cancelled_answer_is_forgotten(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_an_answer_that_ends_every_copy_is_given_up(tmp_path: Path) -> None:
+    """It may be what ends them. One that has got a token since is not."""
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (_model, front):
+            sinks = [Results(), Results()]
+            answers = [asked([1, 2, 3], sink, new_tokens=200) for sink in sinks]
+            error = edge.PeerLostError("somebody", "is lost")
+            for number in range(MOST_LOSSES_WITHOUT_A_TOKEN + 1):
+                answers[1].tokens.append(number)
+                stays = front.takes_over_from(RunningModel(None), answers, error)
+                assert stays == ()
+                for copy in front.copies:  # as their plans end, and leave them
+                    for answer in answers:
+                        copy.running.cancel(answer.id)
+            assert [sink.errors for sink in sinks] == [[error], []]
+
+    asyncio.run(main())
+
+
 def test_one_id_is_under_way_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (model, _front):
@@ -235,23 +259,76 @@ def test_copies_as_text(text: str, copies: object) -> None:
             parse_copies(bad)
 
 
-@pytest.mark.parametrize(("concurrency", "count"), [(1, 0), (8, 2)])
-def test_auto_runs_copies_where_requests_at_once_gain_by_them(
+@contextlib.asynccontextmanager
+async def automatic(folder: Path, concurrency: int) -> AsyncIterator[edge.AsyncModel]:
+    load: dict[str, Any] = {"dtype": "int8", "context_tokens": 256}
+    async with null_peers(folder, 2) as daemons:
+        addresses = [each.resources.addresses[0] for each in daemons]
+        async with (
+            asyncio.timeout(120),
+            await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
+            await cluster.load(MODEL, copies="auto", concurrency=concurrency, **load) as model,
+        ):
+            yield model
+
+
+@pytest.fixture
+def gain(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Copies are predicted to gain by requests at once, which they do not on one host; or as the
+    test says."""
+    said: dict[str, float] = {}
+
+    def predicted(one: Proposal, copies: Sequence[Proposal], requests: int) -> CopiesForecast:
+        found = forecast_copies(one, copies, requests)
+        assert found is not None
+        copied = said.get("copies", float(min(4, requests)))
+        return replace(found, one_tokens_per_s=2.0, copies_tokens_per_s=copied)
+
+    monkeypatch.setattr(copying, "forecast_copies", predicted)
+    return said
+
+
+@pytest.mark.usefixtures("gain")
+@pytest.mark.parametrize(("concurrency", "count"), [(1, 1), (8, 2)])
+def test_auto_begins_with_what_its_requests_at_once_gain_by(
     tmp_path: Path, concurrency: int, count: int
 ) -> None:
     async def main() -> None:
-        async with null_peers(tmp_path, 2) as daemons:
-            addresses = [each.resources.addresses[0] for each in daemons]
-            load: dict[str, Any] = {"dtype": "int8", "context_tokens": 256}
-            load["concurrency"] = concurrency
-            async with (
-                await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
-                await cluster.load(MODEL, copies="auto", **load) as model,
-            ):
-                assert len(model.copies) == count
-                said = "copies auto " + ("runs the copies" if count else "keeps one plan")
-                assert said in " ".join(model.notes)
-                prompt = BEGINNINGS[0]
-                assert list((await whole(ask(model, prompt))).token_ids) == expected(prompt, 4)
+        async with automatic(tmp_path, concurrency) as model:
+            assert len(model.copies) == count
+            said = "copies auto " + ("runs the copies" if count > 1 else "keeps one plan")
+            assert said in " ".join(model.notes)
+            prompt = BEGINNINGS[0]
+            assert list((await whole(ask(model, prompt))).token_ids) == expected(prompt, 4)
 
     asyncio.run(main())
+
+
+def test_auto_changes_with_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gain: dict[str, float]
+) -> None:
+    """To copies where these are faster for it, and back; nobody loses an answer by it."""
+    monkeypatch.setattr(copying, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(copying, "MOVES_APART_S", 0.0)
+    monkeypatch.setattr(LoadSeen.__init__, "__defaults__", (2,))
+    counts: set[int] = set()
+
+    async def asks_on(model: edge.AsyncModel, number: int, until: int) -> None:
+        prompt = [*BEGINNINGS[number % 2], number]
+        while len(model.copies) != until:
+            reply = await whole(ask(model, prompt, 8))
+            assert list(reply.token_ids) == wanted[number]
+            counts.add(len(model.copies))
+
+    wanted = [expected([*BEGINNINGS[number % 2], number], 8) for number in range(8)]
+
+    async def main() -> None:
+        async with automatic(tmp_path, 1) as model:
+            assert len(model.copies) == 1
+            for copied, count in ((4.0, 2), (1.0, 1)):
+                gain["copies"] = copied
+                await asyncio.gather(*(asks_on(model, number, count) for number in range(8)))
+                assert not model.is_over
+
+    asyncio.run(main())
+    assert counts == {1, 2}
