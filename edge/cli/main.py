@@ -102,7 +102,7 @@ def cli() -> None:
     On each device:      edge peer
     Then, on any one:    edge run path/to/checkpoint -p "Why is the sky blue?"
 
-    Or all on this machine, to try it:  edge run path/to/checkpoint -p "Hello" --local 2
+    Or all on this machine, to try it:  edge run path/to/checkpoint -p "Hello" --local 1
     """
 
 

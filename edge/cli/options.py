@@ -16,6 +16,8 @@ from edge.api.cluster import Cluster
 from edge.api.hub_download import check_model
 from edge.cli.field_options import given_options
 from edge.errors import PlanError, RequestError
+from edge.host.cgroup import usable_cores
+from edge.host.cuda_driver import num_cuda_devices
 from edge.offload import parse_json, read_file
 from edge.option_fields import option
 from edge.partition import Parallel, Plan
@@ -42,7 +44,9 @@ class ClusterOptions:
         at_least=1,
         at_most=64,
         metavar="N",
-        help="Start N peers on this machine for this command.",
+        help="Start N peers on this machine for this command. run, chat and serve start one with "
+        "all threads instead, unless --parallel, --plan or --copies asks for several, --draft for "
+        "one beside it, or --threads or a memory for their size.",
     )
     memory: str | None = option(
         None, metavar="SIZE", help="Memory of each --local peer's whole process, such as 2GiB."
@@ -156,6 +160,27 @@ def way_to(options: ClusterOptions, load: LoadOptions | None = None) -> OpeningC
     if load is not None and isinstance(load.plan, Plan):
         named["at_least"] = len(set(load.plan.devices))
     return OpeningCall(verb="discover", arguments=(options.cluster,), named=named)
+
+
+def preferring_one(options: ClusterOptions, load: LoadOptions) -> ClusterOptions:
+    """The options with one local peer of all threads in place of several, and a sentence on it.
+
+    As they are where several were asked for in another way than by their number, and where this
+    machine has several GPUs.
+    """
+    count = options.local or 1
+    sized = options.memory or options.model_memory or options.threads
+    several = load.plan != "auto" or load.wants_copies or load.draft is not None
+    if count == 1 or sized or several or num_cuda_devices() > 1:
+        return options
+    cores = usable_cores()
+    click.echo(
+        f"--local {count} would divide this machine's {cores} core{'s' if cores > 1 else ''} and "
+        "its memory, and every token would pass between the peers; one peer with all threads "
+        f"answers instead. For {count} peers, give --parallel pipeline or tensor.",
+        err=True,
+    )
+    return replace(options, local=1)
 
 
 @contextmanager

@@ -512,3 +512,11 @@ def test_closed_streams_are_not_taken_by_other_files() -> None:
     )
     command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code]
     assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_several_local_peers_are_one_unless_they_are_asked_for() -> None:
+    asked = ("run", MODEL, "-p", "Where does the cat live?", "-n", 2, "--local", 2)
+    told = run_edge(*asked)
+    assert told.code == 0, told
+    assert "one peer with all threads answers instead" in told.err
+    assert "on 1 device" in told.err

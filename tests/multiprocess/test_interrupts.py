@@ -91,7 +91,8 @@ def test_a_killed_coordinators_own_daemons_end_by_themselves(
 
 
 def test_ctrl_c_while_the_local_daemons_start(endless_checkpoint: TinyCheckpoint) -> None:
-    with edge_process(*endless_run(endless_checkpoint, "--local", "2")) as process:
+    several = ("--local", "2", "--parallel", "pipeline")
+    with edge_process(*endless_run(endless_checkpoint, *several)) as process:
         daemons = children_of(process, 2)
         process.send_signal(signal.SIGINT)
         _out, messages = process.communicate(timeout=PATIENCE_S)

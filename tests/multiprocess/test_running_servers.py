@@ -144,7 +144,8 @@ def test_a_server_that_is_told_to_end_before_it_is_ready_leaves_nothing(
     number: signal.Signals,
 ) -> None:
     """Whatever it is doing then: its peers were started, and perhaps a part of the model sent."""
-    with edge_process("serve", MODEL, "--local", "2", "--port", "0", "--json") as process:
+    several = ("--local", "2", "--parallel", "pipeline")
+    with edge_process("serve", MODEL, *several, "--port", "0", "--json") as process:
         peers: list[psutil.Process] = []
 
         def have_started() -> bool:

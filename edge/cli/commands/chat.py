@@ -18,6 +18,7 @@ from edge.cli.options import (
     generation_options,
     model_options,
     open_cluster,
+    preferring_one,
 )
 from edge.cli.reply_view import adapt_option, tell_why_not_predicted
 from edge.cli.sentences import tell
@@ -67,7 +68,7 @@ def command(
     \b
     Examples:
       edge chat path/to/checkpoint                                  on peers found by zeroconf
-      edge chat path/to/checkpoint --local 2 --temperature 0.7
+      edge chat path/to/checkpoint --local 1 --temperature 0.7
       edge chat path/to/checkpoint --resume                         the last conversation
       edge chat path/to/checkpoint --system "Answer in one sentence." --peer 192.168.1.7:5000
     """
@@ -82,6 +83,7 @@ def command(
     chats = KeptChats()
     begun = Conversation(system=system) if resume is None else chats.open(resume)
     is_terminal = is_a_terminal()
+    peers = preferring_one(peers, options)
     with typed_ahead(), open_cluster(peers, options, model=model) as cluster:
         kept_documents().texts(generation.context)  # raises an error for one that is not there
         loaded = cluster.load(model, options)

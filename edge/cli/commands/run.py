@@ -26,6 +26,7 @@ from edge.cli.options import (
     generation_options,
     model_options,
     open_cluster,
+    preferring_one,
 )
 from edge.cli.reply_view import (
     adapt_option,
@@ -156,6 +157,8 @@ def command(
             raise click.UsageError(f"Missing {missing}; {remedy}", context)
         if prompt == "-":
             prompt = sys.stdin.read()
+        if kept is None:
+            peers = preferring_one(peers, options)
         cluster = stack.enter_context(open_cluster(peers, options, model=model))
         loaded = cluster.load(model, options, resumes=kept)
         tell_why_not_predicted(loaded)

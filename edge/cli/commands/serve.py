@@ -27,7 +27,14 @@ from edge.api.hub_download import check_model
 from edge.api.kept_documents import kept_documents
 from edge.cli.field_options import given_options
 from edge.cli.logs import LogOptions, set_up_logging
-from edge.cli.options import ClusterOptions, cluster_options, model_options, read_plan, way_to
+from edge.cli.options import (
+    ClusterOptions,
+    cluster_options,
+    model_options,
+    preferring_one,
+    read_plan,
+    way_to,
+)
 from edge.cli.services.managers import own_manager
 from edge.cli.services.service import Service, install_service, server_task
 from edge.concurrency.blocking import run_blocking
@@ -186,7 +193,7 @@ def command(
 
     \b
     Examples:
-      edge serve path/to/checkpoint --local 2
+      edge serve path/to/checkpoint --local 1
       edge serve org/name --port 8000
       edge serve small=path/to/checkpoint org/name --keep-alive 600
       edge serve path/to/checkpoint --host 0.0.0.0 --api-key-file keys.txt
@@ -212,6 +219,7 @@ def command(
             click.echo(line)
         return
     check_aliases(aliases, [each.name for each in models if each.name])
+    peers = preferring_one(peers, _largest(models, options))
     listening = listen(host, port)
     with contextlib.closing(listening):
         rules = Rules(
