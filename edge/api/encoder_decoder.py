@@ -115,6 +115,10 @@ class AsyncEncoderDecoder(_ExportFacts):
             raise RequestError(
                 f"{folder.path} takes no sound", remedy="load an export of Whisper's kind"
             )
+        if language is not None and not folder.languages:
+            raise RequestError(
+                f"{folder.path} knows one language only", remedy="leave language out"
+            )
         settings = folder.features
         if isinstance(sound, np.ndarray):
             samples = checked_samples(sound)
@@ -125,9 +129,10 @@ class AsyncEncoderDecoder(_ExportFacts):
         for piece in pieces(samples, settings):
             features = await run_blocking(partial(log_mel, piece, settings))
             encoded = await self._graphs.encode({FEATURES: features})
-            if len(prompt) == 1 and folder.languages:
-                token = await self._language(encoded, language)
-                prompt += [token, *folder.transcribe_tokens]
+            if len(prompt) == 1:
+                if folder.languages:
+                    prompt.append(await self._language(encoded, language))
+                prompt += folder.transcribe_tokens
             terms = self._terms(prompt, None, None, None, None)
             found.append(self._told(await self._graphs.generate(encoded, prompt, terms)))
         texts = [each.text for each in found if each.text is not None]

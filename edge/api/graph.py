@@ -227,9 +227,11 @@ class AsyncGraph(_GraphFacts):
                     while waiting and waiting[0].done():
                         yield await _outcome(waiting.popleft(), on_error)
             finally:
-                # The source cannot be closed while its next input is awaited.
-                await _cancelled([*waiting, *([] if coming is None else [coming])])
-                await self.end(sequence)
+                try:
+                    # The source cannot be closed while its next input is awaited.
+                    await _cancelled([*waiting, *([] if coming is None else [coming])])
+                finally:
+                    await self.end(sequence)
 
     def sequence(self, initial: GraphInputs | None) -> InputSequence | None:
         """The sequence of a stream, for a graph with state. Close with `end`."""

@@ -40,7 +40,8 @@ def read_inputs(
     for name, path in map(name_and_file, files):
         if path.suffix.lower() in (*_PICTURES, ".wav") and name not in forms:
             raise RequestError(
-                f"{name!r:.80} is no input", remedy=f"give one of {', '.join(map(repr, forms))}"
+                f"{name!r:.80} is no input",
+                remedy=f"give one of {', '.join(map(repr, forms))}" if forms else "give it as .npy",
             )
         if path.suffix.lower() == ".wav":
             found[name] = _sound(path, forms[name])
@@ -54,7 +55,7 @@ def read_inputs(
 def _array(path: Path) -> NDArray[Any]:
     try:
         found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, MemoryError) as error:
         raise RequestError(
             f"{path} cannot be read as an array: {error}", remedy="numpy.save writes one"
         ) from error

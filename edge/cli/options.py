@@ -45,8 +45,8 @@ class ClusterOptions:
         at_most=64,
         metavar="N",
         help="Start N peers on this machine for this command. run, chat and serve start one with "
-        "all threads instead, unless --parallel, --plan or --copies asks for several, --draft for "
-        "one beside it, or --threads or a memory for their size.",
+        "all threads instead, unless --parallel, --plan, --copies or --standby kv asks for "
+        "several, --draft for one beside it, or --threads or a memory for their size.",
     )
     memory: str | None = option(
         None, metavar="SIZE", help="Memory of each --local peer's whole process, such as 2GiB."
@@ -171,6 +171,7 @@ def preferring_one(options: ClusterOptions, load: LoadOptions) -> ClusterOptions
     count = options.local or 1
     sized = options.memory or options.model_memory or options.threads
     several = load.plan != "auto" or load.wants_copies or load.draft is not None
+    several |= load.standby == "kv"
     if count == 1 or sized or several or num_cuda_devices() > 1:
         return options
     cores = usable_cores()

@@ -21,6 +21,8 @@ from edge.text.tokenizer import Tokenizer
 HIDDEN = "last_hidden_state"
 FEATURES = "input_features"
 _USUAL_TOKENS = 448
+_MOST_BANDS, _MOST_PLACES = 1024, 1 << 16
+"""Far above those of any model."""
 _MERGED = "decoder_model_merged.onnx"
 
 
@@ -79,11 +81,14 @@ class ExportFolder:
         """Mel bands, and frames, of the features of one piece of sound."""
         bands = self._number("num_mel_bins")
         places = self._number("max_source_positions")
-        if bands is None or places is None:
+        if not 0 < (bands or 0) <= _MOST_BANDS or not 0 < (places or 0) <= _MOST_PLACES:
             raise CheckpointError(
-                f"{self.path / 'config.json'} lacks num_mel_bins or max_source_positions",
+                f"{self.path / 'config.json'} has num_mel_bins {bands} and max_source_positions "
+                f"{places}",
                 remedy="give the file that belongs to the export",
             )
+        assert bands is not None
+        assert places is not None
         return bands, 2 * places
 
     @cached_property

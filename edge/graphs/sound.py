@@ -78,6 +78,8 @@ def read_wav(file: Path | bytes, samples_per_s: int | None) -> Floats:
         content = file if isinstance(file, bytes) else read_file(file, MOST_WAV_BYTES)
         with wave.open(io.BytesIO(content)) as sound:
             rate, channels, width = sound.getframerate(), sound.getnchannels(), sound.getsampwidth()
+            if width not in (1, 2, 3, 4):
+                raise ValueError(f"samples of {8 * width} bits")
             raw = sound.readframes(sound.getnframes())
     except (OSError, EOFError, ValueError, wave.Error) as error:
         raise RequestError(

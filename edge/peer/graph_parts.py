@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import tempfile
 import time
@@ -33,6 +34,7 @@ from edge.protocol import graph_frames as frames
 from edge.protocol.frame_codec import Call
 from edge.transport import Member
 
+_log = logging.getLogger(__name__)
 _PROGRAM = Path(__file__).with_name("graph_process.py").resolve()
 
 _LOAD_LIMIT_S = 600.0
@@ -193,6 +195,9 @@ class _HostedPart:
                     run.failure = excess if kind == "ran" else self._cause(kind, content)
             except OSError as error:
                 run.failure = f"its process cannot be started: {error.strerror}"
+            except Exception as error:
+                _log.exception("a part of a graph failed")
+                run.failure = f"its peer failed: {type(error).__name__}"
             run.computed_s = time.perf_counter() - began_s
             run.ended.set()
 

@@ -150,10 +150,14 @@ class CachedDecoding:
         async with self._turn:
             slot, search = str(next(self._slots)), TokenSearch(terms, prompt)
             opened: OpenedParts | None = None
+            begun: list[OpenedParts] = []
+            """Those that may keep caches of this answer, also of a step that was given up."""
             tries = 0
             try:
                 while True:
                     now = await self.decoder.current()
+                    if not begun or begun[-1] is not now:
+                        begun.append(now)
                     try:
                         logits = await self._step(now, slot, search, encoded, opened is not now)
                     except DeviceGoneError as error:
@@ -172,8 +176,8 @@ class CachedDecoding:
                     if on_token is not None:
                         on_token()
             finally:
-                if opened is not None:
-                    await uninterrupted(gather_all(part.forget(slot) for part in opened.parts))
+                parts = [part for each in begun for part in each.parts]
+                await uninterrupted(gather_all(part.forget(slot) for part in parts))
         tokens = search.answer
         ended = bool(tokens) and tokens[-1] in terms.eos_token_ids
         return Generated(

@@ -205,7 +205,7 @@ class RemotePart:
         self, arrays: Arrays, kept: Kept | None, fed: asyncio.Event | None
     ) -> dict[str, NDArray[Any]]:
         async with self._turns:
-            others = {}
+            others, dropped = {}, tuple[str, ...]()
             if kept is not None:
                 dropped, self._dropped = tuple(self._dropped), []
                 others["kept"] = replace(kept, drop=dropped).to_json()
@@ -218,6 +218,7 @@ class RemotePart:
             number = next(self._numbers)
             view, total = memoryview(blob), len(blob)
             if total > MOST_BLOB_BYTES:
+                self._dropped += dropped
                 raise RequestError(f"{total:,} bytes are too much for one input")
             for offset in range(0, total, BLOB_PIECE_BYTES):
                 feed = FeedPart(
@@ -228,7 +229,11 @@ class RemotePart:
                     content=view[offset : offset + BLOB_PIECE_BYTES],
                 )
                 if offset + BLOB_PIECE_BYTES < total:
-                    await self._asked(feed)
+                    try:
+                        await self._asked(feed)
+                    except RequestError:
+                        self._dropped += dropped
+                        raise
             # The question for the result follows at once, so that it costs no further round trip.
             feeding = asyncio.create_task(self._asked(feed))
             taking = asyncio.create_task(self._take(number, 0))
@@ -237,6 +242,7 @@ class RemotePart:
             await asyncio.wait((feeding, taking))
             if (refused := feeding.exception()) is not None:
                 taking.exception()  # follows from the refusal
+                self._dropped += dropped
                 raise refused
             piece = taking.result()
             self.computed_s = [*self.computed_s[-99:], piece.computed_s]

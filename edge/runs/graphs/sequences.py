@@ -281,8 +281,10 @@ class Sequences:
 
     async def end(self, sequence: Sequence) -> None:
         """Forget a sequence and its state."""
-        await uninterrupted(sequence.aclose())
-        self._live.discard(sequence)
+        try:
+            await uninterrupted(sequence.aclose())
+        finally:
+            self._live.discard(sequence)
 
     async def reset(self, initial: Mapping[str, Any] | None) -> None:
         """Begin the sequence of `run` anew."""

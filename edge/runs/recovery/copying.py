@@ -168,9 +168,10 @@ class Copying:
                 for copy in self._front.copies:
                     await self._front.remove(copy)
                 before = self._way
+                self._like.peers |= peers  # some may have come back at another address
                 try:
                     await self._load(other, checkpoint, ignore_progress)
-                except EdgeError as error:
+                except Exception as error:
                     _log.info("%s: %s", other, error)
                     if not self._front.copies:
                         await self._load(before, checkpoint, ignore_progress)
