@@ -23,10 +23,11 @@ from edge.protocol.wire_rules import Wire
 from edge.scheduling.prefixes import Span, Spans
 from edge.weights.formats import KvDtype
 
-VERSION = 10
+VERSION = 11
 
 _ALIKE = (
     "dtype", "block_size", "accuracy", "wire", "kv_dtype", "context_tokens", "batch_invariant",
+    "packs_blocks",
 )  # fmt: skip
 """Options of a load on which tokens depend, apart from the weights."""
 
@@ -70,6 +71,7 @@ class JournaledLoad:
     spot_check: float
     wait_for_peers_s: float
     replan: Replan
+    packs_blocks: bool
 
     def __post_init__(self) -> None:
         self.options()

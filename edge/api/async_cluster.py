@@ -183,16 +183,12 @@ class AsyncCluster(ClusterGraphs, ClusterStudies):
             self._opened(path, options) as (checkpoint, peers),
             opened_draft(options, checkpoint) as draft,
         ):
-            options = options.for_peers(peers)
+            options = options.for_peers(checkpoint, peers)
             with progress_bars() as on_progress:
                 proposal = await measured_proposal(
-                    checkpoint,
-                    peers,
-                    options,
-                    measure=measure,
-                    on_progress=on_progress,
+                    checkpoint, peers, options, measure=measure, on_progress=on_progress,
                     changes=changes,
-                )
+                )  # fmt: skip
                 ids = {device.id for device in proposal.cluster.devices}
                 there = [peer for peer in peers if not changes or peer.id in ids]
                 proposal = await with_copies(checkpoint, proposal, peers, options, changes)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edge.api.hub_download import model_path_now
 from edge.errors import CheckpointError, EdgeError, printable
+from edge.host import block_kernels
 from edge.host.free_memory import usable_memory_bytes
 from edge.host.home import expanded
 from edge.offload import first_part
@@ -81,7 +82,9 @@ def inspect(path: str | Path) -> Inspection:
         header = read_header(found)
     except CheckpointError as error:
         raise CheckpointError(printable(str(error))) from error
-    return describe(header, usable_bytes=usable_memory_bytes())
+    return describe(
+        header, usable_bytes=usable_memory_bytes(), packs_blocks=block_kernels.library() is None
+    )
 
 
 def describe_model(

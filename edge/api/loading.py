@@ -141,7 +141,7 @@ class Loading:
             on_progress=self.on_progress,
         )
         options, proposal = await plan_as_before(
-            propose, self.options.for_peers(self.peers), self.peers, self.resumes
+            propose, self.options.for_peers(checkpoint, self.peers), self.peers, self.resumes
         )
         place = None
         if self.draft is not None:
@@ -188,7 +188,7 @@ class Loading:
             load=JournaledLoad.of(
                 checkpoint.path,
                 checkpoint.store.fingerprint,
-                self.options,
+                replace(self.options, packs_blocks=options.packs_blocks),
                 context_tokens=context_tokens,
                 plan=forecast.proposal.plan,
                 names={peer.id: peer.name for peer in self.peers},

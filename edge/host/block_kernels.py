@@ -9,6 +9,8 @@ import importlib.metadata
 import logging
 from pathlib import Path
 
+from edge.kernels.matmul_blocks.reference import TILES_VERSION
+
 DISTRIBUTION = "edge-inference-kernels"
 _LIBRARY = "edge_kernels/library.bin"
 _SLOW = "plain"
@@ -33,9 +35,12 @@ def library() -> Path | None:
         if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != found.hash.value:
             _log.warning("%s is not used: its library was changed; install it again", DISTRIBUTION)
             return None
-        from edge_kernels import kernels
+        import edge_kernels
 
-        return None if kernels() == _SLOW else path
-    except OSError as error:
+        if edge_kernels.layout() != TILES_VERSION:
+            _log.warning("%s is not used: it is of another version of Edge", DISTRIBUTION)
+            return None
+        return None if edge_kernels.kernels() == _SLOW else path
+    except (OSError, AttributeError) as error:
         _log.warning("%s is not used: %s", DISTRIBUTION, error)
         return None

@@ -21,7 +21,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 _COMPUTING = {
-    "ort": ("onnxruntime",),
+    "ort": ("onnxruntime", "edge-inference-kernels"),
     "triton": ("torch", "triton"),
     "webgpu": ("onnxruntime", "onnxruntime-ep-webgpu"),
 }

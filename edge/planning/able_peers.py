@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from edge.errors import RequestError
-from edge.models.spec import ROUNDED_KV, WINDOWED_KV, ModelSpec
+from edge.models.spec import FILE_BLOCKS, ROUNDED_KV, WINDOWED_KV, ModelSpec
 from edge.partition import Plan
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import KvDtype, WeightFormat
 
 _REMEDY = "start it with --backend ort, so that its CPU computes"
+_LIBRARY = "install edge-inference[fast] on it, or load the model again"
 _OTHER_SOFTWARE = "install another version of what computes there: onnxruntime, or its driver"
 _NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -82,5 +83,5 @@ def _unable(
     """Why the peer cannot compute the model, and the remedy; None: it can."""
     if missing := ", ".join(peer.lacking(needs)):
         kernel = f"its back end {peer.backend} has no kernel for {missing}, which this model needs"
-        return kernel, _REMEDY
+        return kernel, _LIBRARY if missing == FILE_BLOCKS else _REMEDY
     return (wrong[peer.id], _OTHER_SOFTWARE) if peer.id in wrong else None

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Literal
 
 from edge import partition
-from edge.errors import CapacityError, PlanError
+from edge.errors import CapacityError, PlanError, RequestError
 from edge.partition import ClusterSpec, DeviceSpec
 from edge.planning.load_options import MOST_COPIES, LoadOptions
 from edge.planning.measured_proposal import measured_proposal
@@ -179,7 +179,7 @@ async def _proposed(
 ) -> Proposal | None:
     try:
         return await propose(peers, options)
-    except (CapacityError, PlanError):
+    except (CapacityError, PlanError, RequestError):  # the last: no kernels for the model
         return None
 
 

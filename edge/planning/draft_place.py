@@ -117,7 +117,7 @@ async def place_draft(
                 standby="none",
                 replan="off",
                 keeps_all_tokens=True,
-            )
+            ).for_peers(draft, [peer])
             try:
                 found = await measured_proposal(
                     draft, [peer], own, measure=measure, on_progress=on_progress

@@ -425,10 +425,12 @@ class LoadOptions:
             own=own,
         )
 
-    def for_peers(self, peers: Iterable[PeerInfo]) -> Self:
-        """These options for a load on any of these peers. Blocks of files are packed if one of
-        them lacks kernels for blocks."""
-        if any(FILE_BLOCKS in peer.lacks for peer in peers):
+    def for_peers(self, checkpoint: Checkpoint, peers: Iterable[PeerInfo]) -> Self:
+        """These options for a load of the checkpoint on any of these peers. Blocks of its file are
+        packed if one of them lacks kernels for blocks."""
+        own = checkpoint.own_encoding
+        has_blocks = self.dtype == AUTO and isinstance(own, Encoding) and own.packed is not None
+        if has_blocks and any(FILE_BLOCKS in peer.lacks for peer in peers):
             return replace(self, packs_blocks=True)
         return self
 

@@ -51,12 +51,12 @@ async def measured_proposal(
     """
     LoadSizes.of(options, checkpoint.spec)  # refused before anything is measured
     weight_format = options.weight_format(checkpoint)
+    needs = needs_of(checkpoint.spec, weight_format, options.kv_dtype)
     wrong: dict[str, str] = {}
     if measure != "nothing":
-        wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
-    peers, unused = some_able_peers(
-        peers, needs_of(checkpoint.spec, weight_format, options.kv_dtype), options.plan, wrong
-    )
+        asked = [peer for peer in peers if not peer.lacking(needs)]
+        wrong = await wrong_peers(asked, weight_format, cache_root=cache_root())
+    peers, unused = some_able_peers(peers, needs, options.plan, wrong)
     notes = [*unused]
     may_keep_windows = not any(WINDOWED_KV in peer.lacks for peer in peers)
     sizes = LoadSizes.of(options, checkpoint.spec, may_keep_windows=may_keep_windows)

@@ -66,13 +66,13 @@ async def repaired_proposal(
     peer that is left has kernels for the model; PlanError where no peer is left.
     """
     weight_format = options.weight_format(checkpoint)
+    keeps_windows = before.limits.windows > 0
+    needs = needs_of(checkpoint.spec, weight_format, options.kv_dtype, keeps_windows=keeps_windows)
     # Mostly all have proved themselves before, and none is asked.
-    asked = [peer for peer in peers if peer.id not in lost]
+    asked = [peer for peer in peers if peer.id not in lost and not peer.lacking(needs)]
     wrong = await wrong_peers(
         asked, weight_format, cache_root=cache_root(), limit_s=PROVES_WITHIN_S
     )
-    keeps_windows = before.limits.windows > 0
-    needs = needs_of(checkpoint.spec, weight_format, options.kv_dtype, keeps_windows=keeps_windows)
     able, sentences = able_peers(peers, needs, wrong)
     there = [peer for peer in able if peer.id not in lost]
     if sentences and not there:

@@ -26,6 +26,7 @@ from edge.partition import ModelFacts
 from edge.planning.load_options import LoadOptions
 from edge.protocol.step import StepLimits
 from edge.text.tokenizer_facts import TokenizerFacts
+from edge.weights.encoding import Encoding
 from edge.weights.format_sizes import bytes_per_weight, in_words
 from edge.weights.formats import DTYPES, KV_DTYPES, Dtype, KvDtype, weight_format
 from edge.weights.header import Form, Header, StoredTensor
@@ -191,10 +192,11 @@ class Inspection:
         }
 
 
-def describe(header: Header, *, usable_bytes: int) -> Inspection:
-    """Describes a header, for a machine with `usable_bytes` of memory for a daemon."""
+def describe(header: Header, *, usable_bytes: int, packs_blocks: bool = False) -> Inspection:
+    """Describes a header, for a machine with `usable_bytes` of memory for a daemon. packs_blocks:
+    it lacks kernels for the blocks of files."""
     claims, spec = header.claims, header.spec
-    options = LoadOptions()
+    options = LoadOptions(packs_blocks=packs_blocks)
     default_context = None if spec is None else options.limits(spec).context_tokens
     longest = claims.context_tokens if spec is None else spec.context_tokens
     return Inspection(
@@ -318,8 +320,11 @@ def _held(header: Header, options: LoadOptions, usable_bytes: int) -> tuple[Held
         spec, limits, may_split=False, stream=False, kv_dtype=options.kv_dtype
     )
     found: list[HeldAs] = []
+    own = header.own_encoding
+    if options.packs_blocks and isinstance(own, Encoding) and own.packed is not None:
+        own = own.packed
     for dtype in DTYPES:
-        made = weight_format(spec, dtype, own=header.own_encoding)
+        made = weight_format(spec, dtype, own=own)
         alike = next((each for each in found if each.format == made.name), None)
         if alike is not None:  # the format of "auto"
             found.append(dataclasses.replace(alike, dtype=dtype))

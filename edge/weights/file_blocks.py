@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from edge.kernels.matmul_blocks.reference import (
     FORMS,
     TILE_ROWS,
+    TILES_VERSION,
     BlockForm,
     dequantize,
+    random_parts,
+    row_blocks,
     rows_of,
     tiles,
 )
@@ -32,9 +35,11 @@ class FileBlocks(MatrixKind[NDArray[np.float32]]):
     can_round_inputs = True
 
     type: str
+    version: int = TILES_VERSION
+    """Version of the layout; stored shards of another one are not used."""
 
     def __post_init__(self) -> None:
-        if self.type not in FORMS:
+        if self.type not in FORMS or self.version != TILES_VERSION:
             raise ValueError(f"blocks of type {self.type} are not {', '.join(FORMS)}")
 
     @property
@@ -61,6 +66,9 @@ class FileBlocks(MatrixKind[NDArray[np.float32]]):
     def packed_bytes_per_weight(self) -> float:
         return self.form.bytes_per_weight
 
+    def packed_bytes(self, rows: int, columns: int, padding: int) -> float:
+        return sum(each.nbytes for each in self.arrays(rows, padding + columns))
+
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
         blocks = -(-columns // self.form.block_size)
         shape = (-(-rows // TILE_ROWS), blocks * TILE_ROWS * self.form.row_bytes)
@@ -85,6 +93,16 @@ class FileBlocks(MatrixKind[NDArray[np.float32]]):
 
     def floats(self, stored: Callable[[str], NDArray[Any]], columns: int) -> NDArray[np.float32]:
         return dequantize(self.form, rows_of(self.form, stored(_BLOCKS)))[:, :columns]
+
+    def random(
+        self, rows: int, columns: int, random: np.random.Generator
+    ) -> dict[str, NDArray[Any]]:
+        """The stored arrays of a matrix with all codes and levels."""
+        return {
+            _BLOCKS: tiles(
+                self.form, row_blocks(self.form, random_parts(self.form, rows, columns, random))
+            )
+        }
 
     def made_up(
         self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]

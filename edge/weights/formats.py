@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from edge.errors import RequestError, shown
-from edge.kernels.matmul_blocks.reference import FORMS
+from edge.kernels.matmul_blocks.reference import FORMS, TILES_VERSION
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.models.spec import FILE_BLOCKS, MAX_KINDS, ModelSpec, graded
 from edge.weights.block_matrices import Blocks
@@ -126,7 +126,7 @@ class WeightFormat:
 
 def _kind_json(kind: MatrixKind[Any]) -> dict[str, Any]:
     if isinstance(kind, FileBlocks):
-        return {"kind": _FILE_BLOCKS, "type": kind.type}
+        return {"kind": _FILE_BLOCKS, "type": kind.type, "version": kind.version}
     if not isinstance(kind, Blocks):
         return {"kind": _FLOATS}
     (name,) = (name for name, has in _BLOCKS.items() if has == (kind.zero_points, kind.offsets))
@@ -140,8 +140,13 @@ def _kind(value: object) -> MatrixKind[Any]:
     named = value.get("kind") if isinstance(value, Mapping) else None
     if named == _FILE_BLOCKS:
         assert isinstance(value, Mapping)
-        if set(value) != {"kind", "type"} or str(value["type"]) not in FORMS:
+        if set(value) != {"kind", "type", "version"} or str(value["type"]) not in FORMS:
             raise RequestError(f"blocks of a file are one of {', '.join(FORMS)}")
+        if value["version"] is True or value["version"] != TILES_VERSION:
+            raise RequestError(
+                "blocks of a file in another layout",
+                remedy="install one version of Edge everywhere",
+            )
         return FileBlocks(str(value["type"]))
     plain = named.removeprefix(_SORTED) if isinstance(named, str) else ""
     if named != _FLOATS and plain not in _BLOCKS:

@@ -78,6 +78,10 @@ class MatrixKind(ABC, Generic[Matrix_co]):
     def packed_bytes_per_weight(self) -> float:
         """Bytes of a weight packed for the CPU's kernels."""
 
+    def packed_bytes(self, rows: int, columns: int, padding: int) -> float:
+        """Bytes of a slice packed for the CPU's kernels. padding: see `padding`."""
+        return rows * columns * self.packed_bytes_per_weight
+
     @abstractmethod
     def arrays(self, rows: int, columns: int) -> tuple[StoredArray, ...]:
         """The stored arrays of a matrix [rows, columns]."""

@@ -55,7 +55,8 @@ class StoredMatrix:
 
     @property
     def packed_bytes(self) -> float:
-        return len(self.rows) * len(self.part.columns) * self.kind.packed_bytes_per_weight
+        """Bytes in the memory of a CPU, with what kinds store beside the slice."""
+        return self.kind.packed_bytes(len(self.rows), len(self.part.columns), self.padding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 
+TILES_VERSION = 1
+"""Raised with every change of the layout, as in kernels/native/src/blocks.h."""
+
 TILE_ROWS = 16
 PIECE = 32
 """Columns of a product whose inputs are rounded with one scale."""
@@ -272,6 +275,31 @@ def dequantize(form: BlockForm, rows: Bytes) -> NDArray[np.float32]:
             weights += minima[..., None]
     found: NDArray[np.float32] = weights.reshape(count, -1)
     return found
+
+
+def random_parts(
+    form: BlockForm, rows: int, columns: int, random: np.random.Generator
+) -> BlockParts:
+    """Rows of blocks with all codes, and levels of both signs where types have some."""
+    shape = (rows, -(-columns // form.block_size))
+    runs = (*shape, form.block_size // form.run)
+
+    def halves() -> NDArray[np.float16]:
+        return (random.normal(size=shape) * 0.01).astype(np.float16)
+
+    levels: NDArray[Any] | None = None
+    least = None
+    if form.has_levels:
+        signed = random.integers(-128, 128, runs).astype(np.int8)
+        levels = signed if form.signed_levels else random.integers(0, 64, runs, np.uint8)
+        least = random.integers(0, 64, runs, np.uint8) if form.has_minimum else None
+    return BlockParts(
+        codes=random.integers(0, 1 << form.bits, (*shape, form.block_size), np.uint8),
+        scales=halves(),
+        minima=halves() if form.has_minimum else None,
+        levels=levels,
+        least_levels=least,
+    )
 
 
 def rounded_inputs(x: NDArray[np.float32]) -> NDArray[np.float32]:

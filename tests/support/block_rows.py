@@ -8,35 +8,16 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edge.backends.ort.native import library
+from edge.host.block_kernels import library
 from edge.kernels.matmul_blocks.onnx import block_product
-from edge.kernels.matmul_blocks.reference import BlockForm, BlockParts, row_blocks, tiles
+from edge.kernels.matmul_blocks.reference import BlockForm, random_parts, row_blocks, tiles
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.kernels.onnx_graph import OnnxGraph
 
 
 def random_rows(form: BlockForm, rows: int, columns: int, seed: int = 0) -> NDArray[np.uint8]:
     """uint8 [rows, blocks, bytes of a row's block]."""
-    random = np.random.default_rng(seed)
-    shape = (rows, -(-columns // form.block_size))
-    runs = (*shape, form.block_size // form.run)
-
-    def halves() -> NDArray[np.float16]:
-        return (random.normal(size=shape) * 0.01).astype(np.float16)
-
-    levels = least = None
-    if form.has_levels:
-        signed = random.integers(-128, 128, runs).astype(np.int8)
-        levels = signed if form.signed_levels else random.integers(0, 64, runs, np.uint8)
-        least = random.integers(0, 64, runs, np.uint8) if form.has_minimum else None
-    parts = BlockParts(
-        codes=random.integers(0, 1 << form.bits, (*shape, form.block_size), np.uint8),
-        scales=halves(),
-        minima=halves() if form.has_minimum else None,
-        levels=levels,
-        least_levels=least,
-    )
-    return row_blocks(form, parts)
+    return row_blocks(form, random_parts(form, rows, columns, np.random.default_rng(seed)))
 
 
 def open_product(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from edge.backends.interface import ShardWeights, StageProgram
 from edge.offload import DerivedCache, KVTier, padded
 from edge.partition import Plan
+from edge.planning.load_options import LoadOptions
 from edge.protocol.step import Step, StepEntry, StepLimits
 from edge.runs.shipping import describe_shard
 from edge.transport import Collective
 from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import WeightFormat, kv_bits, weight_format
+from edge.weights.formats import Dtype, WeightFormat, kv_bits
 from edge.weights.layout import ShardLayout, shard_layout
 from edge.weights.matrix_kind import WeightSource
 from tests.support.plans import make_plan, streaming
@@ -104,7 +105,8 @@ def triton_plan(
 
     stack = ExitStack()
     opened = stack.enter_context(Checkpoint.open(checkpoint.path))
-    chosen = weight_format(checkpoint.spec, dtype, own=opened.own_encoding)
+    # GPUs take no blocks of files.
+    chosen = LoadOptions(dtype=cast(Dtype, dtype), packs_blocks=True).weight_format(opened)
     spec = chosen.graded(checkpoint.spec)
     multiple = chosen.recipe.column_multiple({"down.weight"})
     plan = make_plan(spec, layout, model="m", column_multiple=multiple)

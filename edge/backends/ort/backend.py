@@ -21,7 +21,6 @@ from edge.backends.onnx.segments import GraphSegment
 from edge.backends.onnx.self_check import run_self_check, run_tower_check
 from edge.backends.onnx.speed import decode_seconds
 from edge.backends.onnx.tower import lower_tower
-from edge.backends.ort import native
 from edge.backends.ort.arena import Arena, make_arena
 from edge.backends.ort.expert_stacks import Stacks, stacked_kinds, written_stacks
 from edge.backends.ort.open_graphs import OpenGraphs
@@ -31,6 +30,7 @@ from edge.backends.ort.tower import OrtTower
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
+from edge.host import block_kernels
 from edge.host.free_memory import usable_memory_bytes
 from edge.kernels.onnx_graph import CPU, ExternalTensor
 from edge.memory.step_memory import keeps_windows, load_bytes
@@ -70,7 +70,7 @@ class OrtBackend:
         (
             *(() if can_put_memory_over_mappings() else (WEIGHTS_ON_DISK,)),
             *(() if has_windowed_caches() else (WINDOWED_KV,)),
-            *(() if native.library() else (FILE_BLOCKS,)),
+            *(() if block_kernels.library() else (FILE_BLOCKS,)),
         )
     )
     is_stand_in = False
@@ -259,7 +259,7 @@ def _session_options() -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.use_per_session_threads = False
     options.log_severity_level = 3
-    if (library := native.library()) is not None:
+    if (library := block_kernels.library()) is not None:
         options.register_custom_ops_library(str(library))
     # A memory pattern would add a large block at the second step of a size.
     options.enable_mem_pattern = False

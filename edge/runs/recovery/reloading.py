@@ -20,6 +20,7 @@ from edge.errors import (
     PeerLostError,
 )
 from edge.host.cache_paths import cache_root
+from edge.models.spec import FILE_BLOCKS
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
@@ -196,6 +197,9 @@ class Reloading:
             raise NoPeersError("no device that is left has room for the model")
         async with self.opened() as checkpoint:
             before = self.forecast.proposal
+            if all(FILE_BLOCKS in peer.lacks for peer in peers):
+                # Rounded otherwise, it goes on; no other device could compute it.
+                self.options = self.options.for_peers(checkpoint, peers)
             proposal = await repaired_proposal(
                 checkpoint,
                 peers,

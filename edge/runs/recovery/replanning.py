@@ -195,9 +195,10 @@ class Replanning:
         peers = [*self._in_use(), *(each for each in there if each.id not in before.plan.devices)]
         async with self._reloading.opened() as checkpoint:
             weight_format = self._reloading.options.weight_format(checkpoint)
-            wrong = await wrong_peers(peers, weight_format, cache_root=cache_root())
             kv_dtype, windows = self._reloading.options.kv_dtype, before.limits.windows
             needs = needs_of(checkpoint.spec, weight_format, kv_dtype, keeps_windows=windows > 0)
+            asked = [peer for peer in peers if not peer.lacking(needs)]
+            wrong = await wrong_peers(asked, weight_format, cache_root=cache_root())
             peers, others = able_peers(peers, needs, wrong)
             for sentence in others:
                 _log.info("%s", sentence)

@@ -8,6 +8,12 @@ from pathlib import Path
 LIBRARY = Path(__file__).with_name("library.bin")
 
 
+def layout() -> int:
+    """The version of the layout of tiles."""
+    found: int = ctypes.CDLL(str(LIBRARY)).edge_kernels_layout()
+    return found
+
+
 def kernels() -> str:
     """The name of the kernels that this processor takes, such as "avx2"; "plain": slow ones."""
     name = ctypes.CDLL(str(LIBRARY)).edge_kernels_name

@@ -18,7 +18,7 @@
 #endif
 
 enum { TILES_AT_ONCE = 8, WHOLE_PAGE = 2 << 20, MOST_AT_ONCE = 16 };
-static const int64_t LARGEST = (int64_t)1 << 31;
+static const int64_t LARGEST = 1 << 24; /* of rows and columns: no size overflows */
 
 typedef struct {
   const Api *api;
@@ -331,6 +331,8 @@ static const Operator operator_of_blocks = {
 /* The name of the kernels that this processor takes. */
 EXPORT const char *edge_kernels_name(void) { return best_kernels()->name; }
 
+EXPORT int edge_kernels_layout(void) { return LAYOUT_VERSION; }
+
 /* For tests: rounds x [count, columns] and multiplies it with a tile's rows into y [count, ROWS], by
  * the kernels of this name, as far as this processor has them. 0: it has not. */
 EXPORT int edge_kernels_try(const char *which, int type, const uint8_t *tiles, size_t columns,
@@ -364,14 +366,16 @@ EXPORT int edge_kernels_try(const char *which, int type, const uint8_t *tiles, s
 }
 
 EXPORT Status *ORT_CALL RegisterCustomOps(Options *options, const ApiBase *base) {
-  static Domain *domain;
+  static Domain *shared; /* by all sessions; threads may make several at once */
   const Api *api = base->get(ORT_VERSION);
   if (!api) return NULL;
-  kernels = best_kernels();
-  Status *error = NULL;
+  __atomic_store_n(&kernels, best_kernels(), __ATOMIC_RELEASE);
+  Domain *domain = __atomic_load_n(&shared, __ATOMIC_ACQUIRE);
   if (!domain) {
-    error = ORT_NEW_DOMAIN(api, "edge", &domain);
+    Status *error = ORT_NEW_DOMAIN(api, "edge", &domain);
     if (!error) error = ORT_ADD_OPERATOR(api, domain, &operator_of_blocks);
+    if (error) return error;
+    __atomic_store_n(&shared, domain, __ATOMIC_RELEASE);
   }
-  return error ? error : ORT_ADD_DOMAIN(api, options, domain);
+  return ORT_ADD_DOMAIN(api, options, domain);
 }

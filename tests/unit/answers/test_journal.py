@@ -69,10 +69,11 @@ def test_tokens_of_steps_with_guesses_are_known(replies: JournalFolder) -> None:
 
 def test_every_option_of_a_load_is_kept_or_of_no_consequence() -> None:
     """`workload` has given the context its length; a load that observes has no replies, and a draft
-    model, which keeps all tokens, none of its own; how tokens are guessed is one of the terms."""
+    model, which keeps all tokens, none of its own; how tokens are guessed is one of the terms;
+    copies give the tokens of one."""
     kept = {each.name for each in fields(JournaledLoad)}
     options = {each.name for each in fields(LoadOptions)}
-    assert options - kept == {"workload", "observes", "keeps_all_tokens", "speculate"}
+    assert options - kept == {"workload", "observes", "keeps_all_tokens", "speculate", "copies"}
 
 
 def test_a_cut_at_any_byte_leaves_a_beginning(replies: JournalFolder) -> None:

@@ -19,7 +19,7 @@ from edge.planning.load_options import LoadOptions, LoadOverrides
 @pytest.mark.parametrize(
     ("options", "overrides", "set_elsewhere"),
     [
-        (LoadOptions, LoadOverrides, {"observes", "keeps_all_tokens"}),
+        (LoadOptions, LoadOverrides, {"observes", "keeps_all_tokens", "packs_blocks"}),
         (GenerationOptions, GenerationOverrides, set()),
     ],
 )

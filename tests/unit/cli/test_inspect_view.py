@@ -85,7 +85,7 @@ def test_layers_of_two_kinds_and_blocks(
     write_gguf(path, tiny_checkpoint("llama_in_blocks").path, kind=Type.Q4_K)
     out = run_edge("inspect", path).out
     assert "form GGUF," in " ".join(out.split())
-    assert "as stored: 4 bits in blocks of 32 with offsets" in out
+    assert "as stored: Q4_K as in the file" in out
 
 
 def test_one_that_fits_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
