@@ -92,7 +92,11 @@ def forked_processes() -> Iterator[None]:
 def threads_of_sessions() -> Iterator[None]:
     """The threads of ONNX Runtime belong to each session, as long as no test of this process has
     set them for all: sessions of other tests would fail afterwards. Processes that are forked or
-    begun anew may set them."""
+    begun anew may set them, and the tests of an adapter's faces, which have a process to
+    themselves."""
+    if os.environ.get("EDGE_TESTED_PROVIDER") == "webgpu":
+        yield
+        return
     tests, chosen = os.getpid(), onnxruntime.set_global_thread_pool_sizes
 
     def choose(between: int, within: int) -> None:
