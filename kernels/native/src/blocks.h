@@ -82,7 +82,6 @@ typedef void (*Round)(const float *x, size_t columns, size_t padded, int8_t *cod
 
 typedef struct {
   const char *name;
-  int most; /* rows of inputs that are multiplied at once */
   Round round;
   TileProducts products[TYPES];
 } Kernels;

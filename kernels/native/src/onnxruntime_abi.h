@@ -83,7 +83,6 @@ typedef struct Operator {
 #define ORT_OUTPUT(api, context, index, sizes, rank, to)                                      \
   ((Status * (ORT_CALL *)(Context *, size_t, const int64_t *, size_t, Value **))(api)[91])( \
       context, index, sizes, rank, to)
-#define ORT_FREE_STATUS(api, status) ((void(ORT_CALL *)(Status *))(api)[93])(status)
 #define ORT_FREE_SHAPE(api, shape) ((void(ORT_CALL *)(Shape *))(api)[99])(shape)
 #define ORT_CONSTANT(api, info, index, is, to)                                           \
   ((Status * (ORT_CALL *)(const Info *, size_t, int *, const Value **))(api)[249])( \

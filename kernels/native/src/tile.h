@@ -4,7 +4,7 @@
  *   LANES            rows in a vector; F, I: vectors of LANES floats or 32-bit integers
  *   B                4 * LANES bytes: four columns of each row
  *   STEP(a, p, w, x) adds the products of bytes w with four inputs x to a, by way of p
- *   FLUSH(a, p)      ends that: after EVERY(bits) steps at most
+ *   FLUSH(a, p)      ends that, where FLUSHES says so
  *
  * Whole numbers are exact, and floats are multiplied and added in one order with one rounding each,
  * so every processor computes the same bits, for any number of rows of inputs.
@@ -178,7 +178,7 @@ static void JOIN(round, NAME)(const float *x, size_t columns, size_t padded, int
 const Kernels *JOIN(NAME, kernels)(void) {
 #define OF(type) JOIN(JOIN(products, type), NAME)
   static const Kernels found = {
-      STRING(NAME), MOST, JOIN(round, NAME),
+      STRING(NAME), JOIN(round, NAME),
       {OF(Q4_0), OF(Q4_1), OF(Q5_0), OF(Q5_1), OF(Q8_0), OF(IQ4_NL), OF(Q2_K), OF(Q3_K),
        OF(Q4_K), OF(Q5_K), OF(Q6_K), OF(IQ4_XS)}};
   return &found;
