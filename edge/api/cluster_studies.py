@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -14,10 +16,12 @@ from edge.host.cache_paths import cache_root
 from edge.option_fields import checks_calls, with_overrides
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.progress import OnProgress
+from edge.protocol.peer_info import PeerInfo
 from edge.studies.count_experts import CountedExperts, count_experts
 from edge.studies.quality import Quality, QualityOptions, measure_quality
 from edge.studies.quantize import Quantized, QuantizeOptions, quantize_model
 from edge.studies.study import Study
+from edge.weights.checkpoint import Checkpoint
 
 
 @checks_calls
@@ -33,6 +37,12 @@ class ClusterStudies(ABC):
         progress: bool | OnProgress | None = None,
     ) -> AsyncModel:
         """Load a model."""
+
+    @abstractmethod
+    def _opened(
+        self, path: str | Path, options: LoadOptions
+    ) -> AbstractAsyncContextManager[tuple[Checkpoint, Sequence[PeerInfo]]]:
+        """The checkpoint, and the peers for it."""
 
     async def quality(
         self,
@@ -57,6 +67,8 @@ class ClusterStudies(ABC):
         errors of `load`.
         """
         options = with_overrides(LoadOptions, options, overrides)
+        async with self._opened(path, options) as (checkpoint, peers):
+            options = options.for_peers(checkpoint, peers)  # so that the format is named
         study = await self._study(path, options, text, progress)
         if against != "float32":
             against = await model_path(against, progress)

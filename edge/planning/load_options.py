@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, Self, TypedDict, get_args
 
 from edge.errors import RequestError, shown
+from edge.host import block_kernels
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.membership.identity import LEAST_DIGITS, read_ids
@@ -21,8 +22,8 @@ from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import Speculation, StepLimits
 from edge.protocol.wire_rules import Wire
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.encoding import Encoding
 from edge.weights.formats import (
+    AS_STORED,
     AUTO,
     BLOCK_SIZES,
     Dtype,
@@ -342,8 +343,8 @@ class LoadOptions:
     """Layers with a sliding window keep all tokens, so that a request can be cut anywhere."""
 
     packs_blocks: bool = False
-    """Weights of GGUF files are packed for ONNX Runtime's kernels, though peers might compute with
-    the file's blocks; see `for_peers`."""
+    """Weights are packed for ONNX Runtime's kernels, though peers might compute with blocks of
+    files; see `for_peers`."""
 
     def __post_init__(self) -> None:
         if self.prefixes_of is not None:
@@ -414,23 +415,21 @@ class LoadOptions:
 
     def weight_format(self, checkpoint: Checkpoint) -> WeightFormat:
         """The weight format of a load of this checkpoint."""
-        own = checkpoint.own_encoding
-        if self.packs_blocks and isinstance(own, Encoding) and own.packed is not None:
-            own = own.packed
         return weight_format(
             checkpoint.spec,
             self.dtype,
             self.block_size,
             self.accuracy,
-            own=own,
+            own=checkpoint.own_encoding,
+            packs_blocks=self.packs_blocks,
         )
 
     def for_peers(self, checkpoint: Checkpoint, peers: Iterable[PeerInfo]) -> Self:
-        """These options for a load of the checkpoint on any of these peers. Blocks of its file are
-        packed if one of them lacks kernels for blocks."""
-        own = checkpoint.own_encoding
-        has_blocks = self.dtype == AUTO and isinstance(own, Encoding) and own.packed is not None
-        if has_blocks and any(FILE_BLOCKS in peer.lacks for peer in peers):
+        """These options for a load of the checkpoint on any of these peers. Blocks of files are
+        packed if one of them lacks kernels for these, or this device lacks those that round."""
+        found = self.weight_format(checkpoint)
+        rounds_here = found.name != AS_STORED and block_kernels.library() is None
+        if found.needs and (rounds_here or any(FILE_BLOCKS in peer.lacks for peer in peers)):
             return replace(self, packs_blocks=True)
         return self
 

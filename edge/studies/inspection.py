@@ -26,7 +26,6 @@ from edge.partition import ModelFacts
 from edge.planning.load_options import LoadOptions
 from edge.protocol.step import StepLimits
 from edge.text.tokenizer_facts import TokenizerFacts
-from edge.weights.encoding import Encoding
 from edge.weights.format_sizes import bytes_per_weight, in_words
 from edge.weights.formats import DTYPES, KV_DTYPES, Dtype, KvDtype, weight_format
 from edge.weights.header import Form, Header, StoredTensor
@@ -321,10 +320,8 @@ def _held(header: Header, options: LoadOptions, usable_bytes: int) -> tuple[Held
     )
     found: list[HeldAs] = []
     own = header.own_encoding
-    if options.packs_blocks and isinstance(own, Encoding) and own.packed is not None:
-        own = own.packed
     for dtype in DTYPES:
-        made = weight_format(spec, dtype, own=own)
+        made = weight_format(spec, dtype, own=own, packs_blocks=options.packs_blocks)
         alike = next((each for each in found if each.format == made.name), None)
         if alike is not None:  # the format of "auto"
             found.append(dataclasses.replace(alike, dtype=dtype))

@@ -206,7 +206,7 @@ def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) 
 
 def _usual_kinds(checkpoint: Checkpoint) -> dict[str, Blocks]:
     """The bits of the default format, by role of the matrix."""
-    made = weight_format(checkpoint.spec, DEFAULT_FORMAT)
+    made = weight_format(checkpoint.spec, DEFAULT_FORMAT, packs_blocks=True)
     spec = made.graded(checkpoint.spec)
     kinds: dict[str, Blocks] = {}
     for role, shape in tensor_shapes(spec).items():

@@ -21,6 +21,7 @@ from edge.kernels.matmul_blocks.reference import (
     tiles,
 )
 from edge.weights.block_matrices import Blocks
+from edge.weights.block_rounding import BlockRounding
 from edge.weights.matrix_kind import MatrixKind, ReadRows, StoredArray
 
 _BLOCKS = "blocks"
@@ -48,7 +49,7 @@ class FileBlocks(MatrixKind[NDArray[np.float32]]):
 
     @property
     def words(self) -> str:
-        return f"{self.type} as in the file"
+        return f"blocks of {self.type}"
 
     @property
     def operator(self) -> str:
@@ -79,8 +80,17 @@ class FileBlocks(MatrixKind[NDArray[np.float32]]):
         return _TRANSPOSED
 
     def rounded(self, values: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        """Raises NotImplementedError: files have such blocks already."""
-        raise NotImplementedError("weights are not rounded to the blocks of files")
+        arrays, _largest = BlockRounding(self.form).rounded(values)
+        return self.stored(arrays[_BLOCKS])
+
+    def stored(self, rows: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+        """The stored arrays of `row_blocks`."""
+        return {_BLOCKS: tiles(self.form, rows)}
+
+    def blocks_of(self, columns: range) -> range:
+        """The blocks with these columns."""
+        size = self.form.block_size
+        return range(columns.start // size, -(-columns.stop // size))
 
     def some_rows(self, read: ReadRows, rows: Sequence[int]) -> dict[str, NDArray[Any]]:
         numbers = sorted({row // TILE_ROWS for row in rows})

@@ -216,8 +216,10 @@ def weight_format(
     accuracy: str = "fast",
     *,
     own: Encoding | Rounded | None = None,
+    packs_blocks: bool = False,
 ) -> WeightFormat:
-    """The format for this model. own: the checkpoint's encoding.
+    """The format for this model. own: the checkpoint's encoding. packs_blocks: for devices that lack
+    kernels for blocks of files.
 
     block_size: None for the format's default. Raises as `check_format`.
     """
@@ -234,6 +236,8 @@ def weight_format(
         made, note = own, own.note
     else:
         made = ENCODINGS[name](spec, block_size)
+    if packs_blocks and made.packed is not None:
+        made = made.packed
     return WeightFormat(
         name=name,
         recipe=made.recipe,

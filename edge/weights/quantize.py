@@ -1,6 +1,6 @@
-"""Rounds a checkpoint's matrices to integers, once, into a cache on the disk.
+"""Rounds a checkpoint's matrices to blocks, once, into a cache on the disk.
 
-The cache has a folder for each checkpoint, format and version of rounding, and in it a safetensors
+The cache has a folder for each checkpoint, rounding and version of it, and in it a safetensors
 file for each layer, which appears when it is complete. Knows names of matrices, and no models.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from edge.errors import CheckpointError
 from edge.host.cgroup import usable_cores
-from edge.kernels.matmul_nbits.reference import quantize
 from edge.offload import (
     FolderCache,
     SafetensorsFile,
@@ -24,20 +23,18 @@ from edge.offload import (
     WeightStore,
 )
 from edge.weights.quantized_store import (
-    QuantizedFormat,
     QuantizedStore,
-    codes_name,
-    scales_name,
+    Rounding,
     store_errors_as_edge_errors,
-    zeros_name,
+    tensors_of,
 )
-from edge.weights.weight_limits import check_weights, largest_of
+from edge.weights.weight_limits import check_weights
 from edge.weights.writer_lock import only_writer
 
 __all__ = ["DEFAULT_LIMIT_BYTES", "QuantizedStore", "open_quantized"]
 
 DEFAULT_LIMIT_BYTES = 64 * 1024**3
-# Part of the folder's name: raise it when `quantize` rounds differently.
+# Part of the folder's name: raise it when roundings make other arrays.
 _ROUNDING_VERSION = 1
 # Weights that one thread reads, rounds and writes at a time: large for disks, small for memory.
 _CHUNK_WEIGHTS = 4 * 1024 * 1024
@@ -50,10 +47,8 @@ _Tensors = Mapping[str, tuple[str, tuple[int, ...]]]
 def open_quantized(
     store: WeightStore,
     matrices: Sequence[str],
+    rounding: Rounding,
     *,
-    bits: int,
-    block_size: int,
-    zero_points: bool = False,
     cache_root: Path,
     progress: Callable[[int, int], None] | None = None,
     limit_bytes: int = DEFAULT_LIMIT_BYTES,
@@ -66,14 +61,12 @@ def open_quantized(
     `store` may be closed afterwards.
 
     Raises CheckpointError for a matrix that is missing, damaged or not finite, CapacityError if the
-    limit or the disk is too small, ValueError for a format that does not exist.
+    limit or the disk is too small.
     """
-    weight_format = QuantizedFormat(bits=bits, block_size=block_size, zero_points=zero_points)
-    kind = f"int{bits}z" if zero_points else f"int{bits}"
-    name = f"{store.fingerprint}-{kind}-{block_size}-v{_ROUNDING_VERSION}"
+    name = f"{store.fingerprint}-{rounding.key}-v{_ROUNDING_VERSION}"
     with store_errors_as_edge_errors(), contextlib.ExitStack() as on_error:
         shapes = {matrix: _matrix_shape(store, matrix) for matrix in matrices}
-        wanted = weight_format.tensors(shapes)
+        wanted = tensors_of(rounding, shapes)
         folders = FolderCache(cache_root, limit_bytes)
         with folders.locked():
             use = folders.use(name)
@@ -85,13 +78,13 @@ def open_quantized(
                 missing = {
                     matrix: shape
                     for matrix, shape in shapes.items()
-                    if not weight_format.tensors({matrix: shape}).items() <= present.items()
+                    if not tensors_of(rounding, {matrix: shape}).items() <= present.items()
                 }
-                _make_room(folders, use.folder, weight_format.tensors(missing))
-                _quantize_missing(store, missing, shapes, use.folder, weight_format, progress)
+                _make_room(folders, use.folder, tensors_of(rounding, missing))
+                _quantize_missing(store, missing, shapes, use.folder, rounding, progress)
         places = _open_files(use.folder, wanted)
         on_error.pop_all()
-    return QuantizedStore(use, places, shapes, weight_format)
+    return QuantizedStore(use, places, shapes, rounding)
 
 
 def _quantize_missing(
@@ -99,7 +92,7 @@ def _quantize_missing(
     missing: _Shapes,
     shapes: _Shapes,
     folder: Path,
-    weight_format: QuantizedFormat,
+    rounding: Rounding,
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Write a file for each group of the missing matrices."""
@@ -114,9 +107,9 @@ def _quantize_missing(
     with ThreadPoolExecutor(threads) as pool:  # numpy and the disk release the interpreter's lock
         for group, members in groups.items():
             path = folder / _file_name(group, members)
-            with SafetensorsWriter(path, weight_format.tensors(members)) as writer:
+            with SafetensorsWriter(path, tensors_of(rounding, members)) as writer:
                 parts = [
-                    pool.submit(_quantize_rows, store, writer, name, rows, weight_format)
+                    pool.submit(_quantize_rows, store, writer, name, rows, rounding)
                     for name, shape in members.items()
                     for rows in row_chunks(shape)
                 ]
@@ -135,28 +128,20 @@ def _quantize_rows(
     writer: SafetensorsWriter,
     name: str,
     rows: range,
-    weight_format: QuantizedFormat,
+    rounding: Rounding,
 ) -> int:
     """Quantize and write some rows. Returns their number of weights."""
     weight = store.read(name, rows=rows)
     try:
-        part = quantize(
-            weight,
-            bits=weight_format.bits,
-            block_size=weight_format.block_size,
-            zero_points=weight_format.zero_points,
-            num_threads=1,
-        )
+        arrays, largest = rounding.rounded(weight)
     except ValueError as error:
         raise CheckpointError(
             f"tensor {name} in {store.where(name)} cannot be quantised: {error}",
             remedy="the checkpoint is damaged, fetch it again",
         ) from error
-    check_weights(store, name, largest_of(part.scales) * part.zero_code)
-    writer.write_rows(codes_name(name), rows.start, part.codes)
-    writer.write_rows(scales_name(name), rows.start, part.scales)
-    if part.zero_points is not None:
-        writer.write_rows(zeros_name(name), rows.start, part.zero_points)
+    check_weights(store, name, largest)
+    for suffix, array in arrays.items():
+        writer.write_rows(f"{name}.{suffix}", rows.start, array)
     return weight.size
 
 

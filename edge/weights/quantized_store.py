@@ -1,12 +1,16 @@
 """Slices of matrices that lie quantised in safetensors files.
 
-Each matrix is two tensors, `<name>.codes` and `<name>.scales`, or three with `<name>.zero_points`,
-laid out as edge.kernels.matmul_nbits.reference says. Reads them; edge.weights.quantize makes them.
+A rounding gives each matrix some tensors, `<name>.<suffix>`, whose first axes are its rows and its
+blocks. Reads them; edge.weights.quantize makes them.
 """
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import CapacityError, CheckpointError
 from edge.host.cache_paths import cache_remedy
@@ -15,9 +19,46 @@ from edge.kernels.matmul_nbits.reference import (
     check_format,
     check_range,
     packed_shapes,
+    quantize,
     slice_columns,
 )
 from edge.offload import Closing, FolderUse, SafetensorsFile, StoreError, StoreFullError
+from edge.weights.weight_limits import largest_of
+
+
+class Rounding(Protocol):
+    """A way to round matrices to blocks along their columns."""
+
+    @property
+    def key(self) -> str:
+        """Its part of the folder's name."""
+        ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    def arrays(self, rows: int, columns: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """{suffix: (type, shape)} in a safetensors file."""
+        ...
+
+    def rounded(self, weight: NDArray[np.generic]) -> tuple[dict[str, NDArray[Any]], float]:
+        """The arrays of weights [rows, columns], and a bound of the largest one.
+
+        Deterministic: a row's result depends on that row alone. Raises ValueError for NaN and
+        infinity.
+        """
+        ...
+
+
+def tensors_of(
+    rounding: Rounding, shapes: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """{tensor: (type, shape)} in a safetensors file for matrices {name: (rows, columns)}."""
+    return {
+        f"{name}.{suffix}": array
+        for name, shape in shapes.items()
+        for suffix, array in rounding.arrays(*shape).items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,18 +72,43 @@ class QuantizedFormat:
     def __post_init__(self) -> None:
         check_format(self.bits, self.block_size)
 
-    def tensors(
-        self, shapes: Mapping[str, tuple[int, int]]
-    ) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """{tensor: (type, shape)} in a safetensors file for matrices {name: (rows, columns)}."""
-        tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
-        for name, shape in shapes.items():
-            codes, scales = packed_shapes(shape, self.bits, self.block_size)
-            tensors[codes_name(name)] = ("U8", codes)
-            tensors[scales_name(name)] = ("F32", scales)
-            if self.zero_points:
-                tensors[zeros_name(name)] = ("U8", scales)
-        return tensors
+    @property
+    def key(self) -> str:
+        return f"int{self.bits}{'z' if self.zero_points else ''}-{self.block_size}"
+
+    def arrays(self, rows: int, columns: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        codes, scales = packed_shapes((rows, columns), self.bits, self.block_size)
+        arrays: dict[str, tuple[str, tuple[int, ...]]] = {
+            "codes": ("U8", codes),
+            "scales": ("F32", scales),
+        }
+        if self.zero_points:
+            arrays["zero_points"] = ("U8", scales)
+        return arrays
+
+    def rounded(self, weight: NDArray[np.generic]) -> tuple[dict[str, NDArray[Any]], float]:
+        part = quantize(
+            weight,
+            bits=self.bits,
+            block_size=self.block_size,
+            zero_points=self.zero_points,
+            num_threads=1,
+        )
+        arrays: dict[str, NDArray[Any]] = {"codes": part.codes, "scales": part.scales}
+        if part.zero_points is not None:
+            arrays["zero_points"] = part.zero_points
+        return arrays, largest_of(part.scales) * part.zero_code
+
+    def matrix(self, arrays: Mapping[str, NDArray[Any]], columns: int) -> QuantizedMatrix:
+        """The matrix of such arrays."""
+        return QuantizedMatrix(
+            codes=arrays["codes"],
+            scales=arrays["scales"],
+            zero_points=arrays.get("zero_points"),
+            bits=self.bits,
+            block_size=self.block_size,
+            columns=columns,
+        )
 
 
 class QuantizedStore(Closing):
@@ -57,11 +123,9 @@ class QuantizedStore(Closing):
         use: FolderUse,
         places: Mapping[str, SafetensorsFile],
         shapes: Mapping[str, tuple[int, int]],
-        weight_format: QuantizedFormat,
+        rounding: Rounding,
     ) -> None:
-        self.bits = weight_format.bits
-        self.block_size = weight_format.block_size
-        self._has_zeros = weight_format.zero_points
+        self._rounding = rounding
         self._use = use
         self._places = places
         self._shapes = shapes
@@ -82,40 +146,40 @@ class QuantizedStore(Closing):
         return self._shapes[name]
 
     def rows(self, name: str, rows: range) -> QuantizedMatrix:
-        """The outputs in `rows`, read from the disk alone."""
+        """The outputs in `rows` of a matrix in a QuantizedFormat, read from the disk alone."""
+        assert isinstance(self._rounding, QuantizedFormat)
         num_rows, columns = self.matrix(name)
         check_range(rows, num_rows, "rows")
-        return self._read(name, (rows,), columns)
+        return self._rounding.matrix(self.arrays(name, (rows,)), columns)
 
     def columns(self, name: str, columns: range) -> tuple[QuantizedMatrix, int]:
         """The inputs in `columns`, extended to the left like `slice_columns`, and by how many."""
+        assert isinstance(self._rounding, QuantizedFormat)
         num_rows, num_columns = self.matrix(name)
         check_range(columns, num_columns, "columns")
-        first = columns.start // self.block_size
-        last = -(-columns.stop // self.block_size)
-        begin = first * self.block_size
-        width = min(last * self.block_size, num_columns) - begin
-        blocks = self._read(name, (range(num_rows), range(first, last)), width)
+        size = self._rounding.block_size
+        first = columns.start // size
+        last = -(-columns.stop // size)
+        begin = first * size
+        width = min(last * size, num_columns) - begin
+        arrays = self.arrays(name, (range(num_rows), range(first, last)))
+        blocks = self._rounding.matrix(arrays, width)
         return slice_columns(blocks, range(columns.start - begin, columns.stop - begin))
+
+    def arrays(self, name: str, runs: Sequence[range]) -> dict[str, NDArray[Any]]:
+        """A matrix's arrays by suffix. runs: of its rows, and of its blocks."""
+        with store_errors_as_edge_errors():
+            return {
+                suffix: self._places[tensor].read(tensor, runs)
+                for suffix in self._rounding.arrays(*self.matrix(name))
+                for tensor in (f"{name}.{suffix}",)
+            }
 
     def close(self) -> None:
         """Close the files and let the cache evict the folder. May be called again."""
         for file in self._places.values():
             file.close()
         self._use.close()
-
-    def _read(self, name: str, runs: Sequence[range], columns: int) -> QuantizedMatrix:
-        with store_errors_as_edge_errors():
-            return QuantizedMatrix(
-                codes=self._places[codes_name(name)].read(codes_name(name), runs),
-                scales=self._places[scales_name(name)].read(scales_name(name), runs),
-                zero_points=self._places[zeros_name(name)].read(zeros_name(name), runs)
-                if self._has_zeros
-                else None,
-                bits=self.bits,
-                block_size=self.block_size,
-                columns=columns,
-            )
 
 
 @contextlib.contextmanager
@@ -127,18 +191,3 @@ def store_errors_as_edge_errors() -> Iterator[None]:
         raise CapacityError(str(error), remedy=cache_remedy(str(error))) from error
     except StoreError as error:
         raise CheckpointError(str(error), remedy=cache_remedy(str(error))) from error
-
-
-def codes_name(matrix: str) -> str:
-    """The tensor that holds a matrix's codes."""
-    return f"{matrix}.codes"
-
-
-def scales_name(matrix: str) -> str:
-    """The tensor that holds a matrix's scales."""
-    return f"{matrix}.scales"
-
-
-def zeros_name(matrix: str) -> str:
-    """The tensor that holds the zero point of each block."""
-    return f"{matrix}.zero_points"

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from edge.models.parts import MatrixSlice
 from edge.progress import OnProgress
-from edge.weights.block_matrices import Blocks, mixed
+from edge.weights.block_matrices import Blocks
 from edge.weights.float_matrices import Floats
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.recipe import Recipe, Rule, rule_role
+from edge.weights.rounded_source import mixed
 
 HEAD_NOTE = "the head, which is in floats there, in 8 bits"
 """The note about the head. In float32 it would take four times the memory, all of which is read for

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.offload import MemoryStore
 from edge.weights.quantize import QuantizedStore, open_quantized
+from edge.weights.quantized_store import QuantizedFormat
 
 random = np.random.default_rng(0)
 
@@ -37,7 +38,9 @@ def open_here(
     **options: Any,
 ) -> QuantizedStore:
     options = {"bits": 4, "block_size": 32} | options
-    return open_quantized(MemoryStore(tensors), matrices, cache_root=root, **options)
+    names = ("bits", "block_size", "zero_points")
+    rounding = QuantizedFormat(**{name: options.pop(name) for name in names if name in options})
+    return open_quantized(MemoryStore(tensors), matrices, rounding, cache_root=root, **options)
 
 
 def assert_same(got: QuantizedMatrix, expected: QuantizedMatrix) -> None:

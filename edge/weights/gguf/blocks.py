@@ -23,11 +23,12 @@ from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.offload import BlockType, GgufStore, StoreError
 from edge.progress import OnProgress
 from edge.weights.block_matrices import Blocks
+from edge.weights.block_rounding import largest_weight
 from edge.weights.encoding import Encoding
 from edge.weights.file_blocks import FileBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.fused_rows import Steps, TensorPart
-from edge.weights.gguf.file_blocks import largest_weight, read_blocks
+from edge.weights.gguf.file_blocks import read_blocks
 from edge.weights.integer_formats import head_kind, small_floats
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.recipe import Kind, rule_role

@@ -7,7 +7,6 @@ from numpy.typing import NDArray
 
 from edge.kernels.matmul_blocks.reference import TABLE, BlockForm, BlockParts
 from edge.offload import BlockType
-from edge.weights.weight_limits import largest_of
 
 
 def read_blocks(form: BlockForm, block: BlockType, raw: NDArray[np.uint8]) -> BlockParts:
@@ -33,18 +32,3 @@ def read_blocks(form: BlockForm, block: BlockType, raw: NDArray[np.uint8]) -> Bl
         levels=levels,
         least_levels=least,
     )
-
-
-def largest_weight(form: BlockForm, parts: BlockParts) -> float:
-    """No weight is larger than this; NaN or infinite if some are."""
-    scales = parts.scales.astype(np.float32)
-    values = form.values(np.arange(1 << form.bits, dtype=np.uint8))
-    largest = largest_of(scales) * float(np.abs(values).max())
-    if parts.levels is not None:
-        largest *= float(np.abs(parts.levels.astype(np.int16)).max(initial=0))
-    if parts.minima is not None:
-        least = largest_of(parts.minima.astype(np.float32))
-        if parts.least_levels is not None:
-            least *= float(parts.least_levels.max(initial=0))
-        largest += least
-    return largest

@@ -86,6 +86,12 @@ typedef struct {
   TileProducts products[TYPES];
 } Kernels;
 
+#ifdef _WIN32
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+
 const Kernels *plain_kernels(void);
 const Kernels *avx2_kernels(void);
 const Kernels *avx_vnni_kernels(void);

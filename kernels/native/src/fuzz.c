@@ -8,11 +8,31 @@
 #include <time.h>
 
 int edge_kernels_try(const char *, int, const uint8_t *, size_t, const float *, int, float *);
+int edge_kernels_round(int, const float *, size_t, uint8_t *, float *, float *, uint8_t *,
+                       uint8_t *);
 
 static uint64_t state = 1;
 static uint32_t next(void) {
   state = state * 6364136223846793005u + 1442695040888963407u;
   return (uint32_t)(state >> 32);
+}
+
+/* Any floats, of all sizes and none, rounded to blocks. */
+static void round_some(int type) {
+  const size_t blocks = 1 + next() % 40, columns = (size_t)block_of(type);
+  const size_t runs = columns / (size_t)run_of(type);
+  float *weights = malloc(blocks * columns * sizeof *weights);
+  float *scales = malloc(blocks * sizeof *scales), *minima = malloc(blocks * sizeof *minima);
+  uint8_t *codes = malloc(blocks * columns);
+  uint8_t *levels = malloc(blocks * runs), *least = malloc(blocks * runs);
+  const uint32_t finite = next() % 2;
+  for (size_t i = 0; i < blocks * columns; i++) {
+    const uint32_t bits = next();
+    memcpy(weights + i, &bits, sizeof bits);
+    if (finite) weights[i] = (float)(int32_t)bits / 1e9f;
+  }
+  (void)edge_kernels_round(type, weights, blocks, codes, scales, minima, levels, least);
+  free(weights), free(scales), free(minima), free(codes), free(levels), free(least);
 }
 
 int main(int count, char **words) {
@@ -46,6 +66,7 @@ int main(int count, char **words) {
         }
     }
     free(tile), free(x), free(y), free(z);
+    round_some(type);
     tried++;
   } while (time(NULL) < end);
   printf("%ld products tried, %ld compared\n", tried, compared);

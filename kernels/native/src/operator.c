@@ -322,12 +322,6 @@ static const Operator operator_of_blocks = {
     .last_version = first_only,
 };
 
-#ifdef _WIN32
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
-
 /* The name of the kernels that this processor takes. */
 EXPORT const char *edge_kernels_name(void) { return best_kernels()->name; }
 

@@ -25,7 +25,8 @@ from edge.kernels.matmul_blocks.reference import (
 )
 from edge.offload import BLOCK_TYPES
 from edge.weights.file_blocks import FileBlocks
-from edge.weights.gguf.file_blocks import largest_weight, read_blocks
+from edge.weights.block_rounding import largest_weight
+from edge.weights.gguf.file_blocks import read_blocks
 from tests.support.block_rows import open_product, product, random_rows
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -14,6 +14,7 @@ from edge.errors import CheckpointError
 from edge.kernels.matmul_nbits.reference import quantize
 from edge.offload import SafetensorsStore
 from edge.weights.quantize import open_quantized
+from edge.weights.quantized_store import QuantizedFormat
 from tests.support.quantized import MATRICES, TENSORS, assert_same, files, open_here
 
 REPOSITORY = Path(__file__).parents[3]  # the children import from it
@@ -48,6 +49,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from edge.weights import quantize
+from edge.weights.quantized_store import QuantizedFormat
 from edge.offload import SafetensorsStore
 from edge.offload.files import durable
 
@@ -65,7 +67,7 @@ def dying_write(descriptor, data, offset):
 durable.write_at = dying_write
 with SafetensorsStore(source) as store:
     names = [name for name in store.names() if name not in {"norm", "ids"}]
-    quantize.open_quantized(store, names, bits=4, block_size=32, cache_root=root).close()
+    quantize.open_quantized(store, names, QuantizedFormat(bits=4, block_size=32), cache_root=root).close()
 """
 
 
@@ -112,7 +114,9 @@ def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path) -> No
 def check_all(source: Path, root: Path) -> None:
     with (
         SafetensorsStore(source) as floats,
-        open_quantized(floats, MATRICES, bits=4, block_size=32, cache_root=root) as store,
+        open_quantized(
+            floats, MATRICES, QuantizedFormat(bits=4, block_size=32), cache_root=root
+        ) as store,
     ):
         for name in MATRICES:
             whole = quantize(TENSORS[name], bits=4, block_size=32)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edge.memory.model_sizes import model_facts
-from edge.models.spec import ModelSpec, graded, tensor_shapes
+from edge.models.spec import FILE_BLOCKS, ModelSpec, graded, tensor_shapes
 from edge.weights.block_matrices import Blocks
 from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import bytes_per_weight, counted_matrices, in_words
@@ -84,7 +84,7 @@ def test_layers_of_a_grade_are_a_kind_of_their_own() -> None:
 
 def test_int4_keeps_8_bits_where_models_are_sensitive() -> None:
     spec = replace(LLAMA, layers=(0,) * 24)
-    chosen = weight_format(spec, "int4")
+    chosen = weight_format(spec, "int4", packs_blocks=True)
     finer = [n for n, layer in enumerate(map(chosen.graded(spec).layer, range(24))) if layer.grade]
     assert finer == [0, 1, 2, 5, 8, 11, 14, 17, 20, 21, 22, 23]
     in_8_bits: Counter[str] = Counter()
@@ -146,8 +146,27 @@ def test_what_a_format_weighs(dtype: str, bits: float, words: str) -> None:
     assert in_words(LLAMA, chosen) == words
 
 
+def test_int4_in_blocks_of_files_takes_as_many_bits_as_q4_k_m() -> None:
+    wide = plain_spec(
+        num_layers=22, hidden_size=2048, ffn_columns=5632, vocab_size=32000,
+        num_heads=32, num_kv_heads=4, head_size=64,
+    )  # fmt: skip
+    chosen = weight_format(wide, "int4")
+    assert chosen.needs == (FILE_BLOCKS,)
+    assert 8 * bytes_per_weight(wide, chosen) < 4.85
+    assert chosen.recipe.column_multiple({"down.weight"}) == 256
+    words = in_words(wide, chosen)
+    assert all(f"blocks of {each}" in words for each in ("Q4_K", "Q5_K", "Q6_K"))
+    narrow = plain_spec(num_layers=8, hidden_size=64, ffn_columns=128, vocab_size=64)
+    kinds = weight_format(narrow, "int4").recipe.kinds
+    assert {kind.column_multiple for kind in kinds} == {32}
+    packed = weight_format(wide, "int4", packs_blocks=True)
+    assert packed.needs == ()
+    assert packed.recipe == weight_format(wide, "int4", packed.recipe.usual.column_multiple).recipe
+
+
 def test_a_mixed_format_is_told_by_its_parts() -> None:
-    chosen = weight_format(LLAMA, "int4")
+    chosen = weight_format(LLAMA, "int4", packs_blocks=True)
     shapes = {role: shape for role, shape in tensor_shapes(LLAMA).items() if len(shape) == 2}
     assert sum(
         count * len(matrix.rows) * len(matrix.part.columns)

@@ -17,6 +17,7 @@ from edge.models.parts import MatrixSlice, VectorSlice
 from edge.offload import SafetensorsStore
 from edge.weights.float_matrices import FloatSource
 from edge.weights.quantize import open_quantized
+from edge.weights.quantized_store import QuantizedFormat
 from edge.weights.weight_limits import LARGEST_WEIGHT, largest_of
 
 ROWS, COLUMNS = range(40), range(64)
@@ -69,7 +70,12 @@ def test_they_are_named_where_matrices_are_rounded(bits: int, kind: str, tmp_pat
         store(tmp_path, "matrix", BAD[kind][0]) as opened,
         pytest.raises(CheckpointError, match=rf"tensor matrix in {tmp_path}/model.safetensors "),
     ):
-        open_quantized(opened, ["matrix"], bits=bits, block_size=32, cache_root=tmp_path / "cache")
+        open_quantized(
+            opened,
+            ["matrix"],
+            QuantizedFormat(bits=bits, block_size=32),
+            cache_root=tmp_path / "cache",
+        )
     assert not list(tmp_path.rglob("cache/*/*.safetensors"))
 
 
