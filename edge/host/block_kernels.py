@@ -14,7 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.kernels.matmul_blocks.reference import TILES_VERSION, BlockForm, BlockParts
+from edge.kernels.matmul_blocks.reference import (
+    OPERATOR_VERSION,
+    TILES_VERSION,
+    BlockForm,
+    BlockParts,
+)
 
 DISTRIBUTION = "edge-inference-kernels"
 _LIBRARY = "edge_kernels/library.bin"
@@ -42,10 +47,10 @@ def library() -> Path | None:
             return None
         import edge_kernels
 
-        if edge_kernels.layout() != TILES_VERSION:
+        versions = edge_kernels.layout(), edge_kernels.operator()
+        if versions != (TILES_VERSION, OPERATOR_VERSION):
             _log.warning("%s is not used: it is of another version of Edge", DISTRIBUTION)
             return None
-        ctypes.CDLL(str(path)).edge_kernels_round  # noqa: B018 (older ones lack it)
         return None if edge_kernels.kernels() == _SLOW else path
     except (OSError, AttributeError) as error:
         _log.warning("%s is not used: %s", DISTRIBUTION, error)

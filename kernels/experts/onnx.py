@@ -2,7 +2,7 @@
 
 Either each expert is a branch of its own, whose weights of any kind are constants that kernels
 pack; rows are sorted by expert then. Or all of them are one node, which wants their weights in one
-piece and in blocks.
+piece and in blocks. Or a product takes the matrices of all experts, and the number of each use's.
 """
 
 from __future__ import annotations
@@ -85,6 +85,38 @@ def experts(
         expert=expert,
     )
     return mix(graph, x, results, routed, hidden_size=hidden_size, top_k=routing.top_k)
+
+
+def joined_experts(
+    graph: OnnxGraph,
+    x: str,
+    logits: str,
+    *,
+    hidden_size: int,
+    num_experts: int,
+    routing: Routing,
+    each: Callable[[str, str], str],
+    held: range,
+    correction: str | None = None,
+    scales: str | None = None,
+) -> str:
+    """The same as `experts`, with products that take the matrices of all experts that are held.
+
+    each(x, chosen [uses]) → [1, uses, hidden]: what each use's expert gives, counted from the first
+    that is held; −1 is one of another shard, whose result is not used.
+    """
+    weights, chosen = choose(graph, logits, num_experts, routing, correction, scales)
+    numbers = graph.node("Reshape", chosen, _integers(graph, "-1", -1))
+    if len(held) < num_experts:
+        numbers, is_own = _own(graph, numbers, held)
+        numbers = graph.node("Where", is_own, numbers, _integers(graph, "-1", -1))
+        of_rows = graph.node(
+            "Reshape", is_own, _integers(graph, f"of_{routing.top_k}", -1, routing.top_k)
+        )
+        nothing = graph.constant("experts.no_weight", np.asarray(0, np.float32))
+        weights = graph.node("Where", of_rows, weights, nothing)
+    results = each(x, numbers)
+    return _add_up(graph, x, results, weights, hidden_size=hidden_size, top_k=routing.top_k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,9 @@ Bytes = NDArray[np.uint8]
 TILES_VERSION = 1
 """Raised with every change of the layout, as in kernels/native/src/blocks.h."""
 
+OPERATOR_VERSION = 2
+"""Raised with every change of the operator's inputs or types, as there."""
+
 TILE_ROWS = 16
 PIECE = 32
 """Columns of a product whose inputs are rounded with one scale."""

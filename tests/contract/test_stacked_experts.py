@@ -27,6 +27,10 @@ def test_whole_and_in_uneven_parts_and_where_there_is_no_room_to_pack_them(
     run_module("tests.support.stacked_experts", tmp_path, dtype)
 
 
+def test_blocks_of_files_of_several_types(tmp_path: Path) -> None:
+    run_module("tests.support.stacked_experts", tmp_path, "files")
+
+
 def test_a_disk_without_room_for_what_they_are_packed_from(tmp_path: Path) -> None:
     _what, layout = next(stacked_experts.layouts())
     form = uniform_format("int4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edge.host.block_kernels import library
-from edge.kernels.matmul_blocks.onnx import block_product
+from edge.kernels.matmul_blocks.onnx import block_product, chosen_block_products
 from edge.kernels.matmul_blocks.reference import BlockForm, random_parts, row_blocks, tiles
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.kernels.onnx_graph import OnnxGraph
@@ -41,6 +42,30 @@ def open_product(
         graph, x, weight, form, rows=rows, columns=columns, accuracy=accuracy, holds=holds
     )
     graph.output(y, "y", np.float32, ["batch", "tokens", "rows"])
+    return session_of(graph, threads=threads)
+
+
+def open_chosen(
+    form: BlockForm,
+    matrices: Sequence[NDArray[np.uint8]],
+    *,
+    columns: int,
+    accuracy: Accuracy = "fast",
+    threads: int = 1,
+) -> ort.InferenceSession:
+    """A session with inputs x and chosen, and output y. matrices: rows of blocks of each."""
+    graph = OnnxGraph("products")
+    x = graph.input("x", np.float32, ["batch", "tokens", "columns"])
+    chosen = graph.input("chosen", np.int64, ["uses"])
+    blocks = [graph.constant(f"{i}", tiles(form, each)) for i, each in enumerate(matrices)]
+    y = chosen_block_products(
+        graph, x, chosen, blocks, form, rows=len(matrices[0]), columns=columns, accuracy=accuracy
+    )
+    graph.output(y, "y", np.float32, ["one", "uses", "rows"])
+    return session_of(graph, threads=threads)
+
+
+def session_of(graph: OnnxGraph, *, threads: int = 1) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4

@@ -6,6 +6,7 @@ A script, as `halves` is: the process of the tests has sessions with pools of th
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,15 +30,17 @@ from edge.partition import Plan, Stage, whole_shard
 from edge.profiling.random_weights import written_weights
 from edge.protocol.step import Step, StepLimits
 from edge.transport import SoloCollective
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout, shard_layout
+from edge.weights.recipe import Recipe, Rule
 from tests.support.formats import uniform_format
 from tests.support.plans import slices
 from tests.support.specs import plain_layer, spec_of
 from tests.support.triton_shards import chunk, decode
 
-Results = tuple[int, list[NDArray[np.float32]]]
-"""How many layers have experts in one node, and what steps give."""
+Results = tuple[Counter[str], list[NDArray[np.float32]]]
+"""How many nodes of each kind graphs have outside branches, and what steps give."""
 
 _MIXER = plain_layer(num_heads=4, num_kv_heads=2, head_size=16).mixer
 _ROUTED = Experts(num_experts=7, top_k=4, columns=192, activation="silu", renormalized=True)
@@ -103,45 +106,63 @@ def _agreed(*_arguments: Any, **_named: Any) -> SelfCheck:
     return SelfCheck(of_chunks=False, of_pairs=False, of_single=False)
 
 
-def main(folder: Path, name: str) -> None:
+def load(
+    weights: ShardWeights, layout: ShardLayout, form: WeightFormat, steps: Sequence[Step] = _STEPS
+) -> Results:
     opened = open_backend("ort", threads=2)
     assert isinstance(opened, OrtBackend)
+    program = opened.load(SPEC, layout, weights, form, limits=LIMITS)
+    try:
+        graphs = [onnx.load_from_string(s.model) for s in program._graphs.segments]
+        nodes = Counter(node.op_type for graph in graphs for node in graph.graph.node)
+        outputs = [program.forward(step, None, SoloCollective()).copy() for step in steps]
+    finally:
+        program.close()
+    return nodes, outputs
+
+
+def main(folder: Path, name: str) -> None:
     form = uniform_format(name)
     for what, layout in layouts():
         packed = DerivedCache(folder / f"packed {name} {what}", 1 << 30)
         most_bytes = load_bytes(layout, form)
         with written_weights(layout, form, folder) as weights:
-
-            def load(
-                weights: ShardWeights,
-                layout: ShardLayout,
-                form: WeightFormat,
-                steps: Sequence[Step] = _STEPS,
-            ) -> Results:
-                program = opened.load(SPEC, layout, weights, form, limits=LIMITS)
-                try:
-                    graphs = [onnx.load_from_string(s.model) for s in program._graphs.segments]
-                    nodes = [node.op_type for graph in graphs for node in graph.graph.node]
-                    outputs = [
-                        program.forward(step, None, SoloCollective()).copy() for step in steps
-                    ]
-                finally:
-                    program.close()
-                return nodes.count("QMoE"), outputs
-
             stacked, found = load(replace(weights, packed=packed), layout, form)
             with pytest.MonkeyPatch.context() as patch:
                 # What else an operator may be agrees, or the load above would have failed.
                 patch.setattr("edge.backends.ort.backend.run_self_check", _agreed)
                 none, expected = load(weights, layout, form)
                 tight = replace(weights, packed=packed, load_room_bytes=most_bytes - 1)
-                assert load(tight, layout, form, ())[0] == 0, "what it is packed from has no room"
-            assert (none, stacked) == (0, STACKED_LAYERS), what
+                tight_nodes, _outputs = load(tight, layout, form, ())
+                assert not tight_nodes["QMoE"], "what it is packed from has no room"
+            assert (none["QMoE"], stacked["QMoE"]) == (0, STACKED_LAYERS), what
         for one, other in zip(found, expected, strict=True):
             # Inputs of products are rounded: where they lie between two codes, to another one.
             assert np.abs(one - other).max(initial=0) < 0.01 * np.abs(other).max(initial=1)
         assert not list(folder.rglob("experts.*")), "what they are packed from is gone"
 
 
+def main_of_files(folder: Path) -> None:
+    """Products with all experts in blocks of files, of several types: with the bits of branches."""
+    rules = Rule("down.weight", FileBlocks("Q8_0")), Rule("up.weight", FileBlocks("IQ4_NL"))
+    recipe = Recipe(FileBlocks("Q5_1"), rules)
+    form = WeightFormat(name="as stored", recipe=recipe, accuracy="fast")
+    for what, layout in layouts():
+        with written_weights(layout, form, folder) as weights:
+            joined, found = load(weights, layout, form)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("edge.backends.ort.backend.run_self_check", _agreed)
+                tight = replace(weights, load_room_bytes=load_bytes(layout, form) - 1)
+                apart, expected = load(tight, layout, form)
+        parts = [layout.layer(number).feed_forward for number in layout.layers]
+        branches = sum(len(part.held) for part in parts if isinstance(part, Experts))
+        assert (joined["If"], apart["If"]) == (0, branches), what
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other, what)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    if sys.argv[2] == "files":
+        main_of_files(Path(sys.argv[1]))
+    else:
+        main(Path(sys.argv[1]), sys.argv[2])

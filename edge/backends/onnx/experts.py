@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from edge.kernels.experts.onnx import (
     Routed,
     StackedWeights,
     choose,
+    joined_experts,
     mix,
     order_rows,
     run_experts,
@@ -61,8 +63,15 @@ def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, par
         layer,
         lambda: choose(build.graph, logits, count, part.routing, correction, scales)[1],
     )
+    own_names = [expert_name(prefix, number) for number in part.held]
     stack = build.stacks.get(layer)
-    if stack is not None:
+    if all(build.are_joined([f"{own}{name}" for own in own_names]) for name in _PARTS):
+        mixed = joined_experts(
+            build.graph, x, logits, hidden_size=size, num_experts=count, held=part.held,
+            routing=part.routing, each=partial(_joined, build, part, prefix),
+            correction=correction, scales=scales,
+        )  # fmt: skip
+    elif stack is not None:
         mixed = stacked_experts(
             build.graph, x, logits, hidden_size=size, num_experts=count, held=part.held,
             routing=part.routing, stacked=_stacked(build, prefix, stack), correction=correction,
@@ -111,6 +120,21 @@ def lower_experts(build: SegmentBuilder, stream: ResidualStream, layer: int, par
     if part.is_apart:
         return build.graph.node("Concat", given, mixed, axis=-1)
     return build.graph.node("Add", mixed, given)
+
+
+def _joined(build: SegmentBuilder, part: Experts, prefix: str, x: str, chosen: str) -> str:
+    """What the chosen expert of each use gives [1, uses, hidden]."""
+    biases = _biases(build, prefix)
+
+    def product(x: str, name: str) -> str:
+        names = [f"{expert_name(prefix, number)}{name}" for number in part.held]
+        result = build.chosen_products(x, chosen, names)
+        if name not in biases:
+            return result
+        own = build.graph.node("Gather", _of_experts(build, part, biases[name]), chosen)
+        return build.graph.node("Add", result, own)
+
+    return _block(build, part, x, product)
 
 
 def _stacked(build: SegmentBuilder, prefix: str, stack: StoredStack) -> StackedWeights:
@@ -192,6 +216,11 @@ def _expert(
         result = build.linear_unobserved(x, f"{own}{name}")
         return build.graph.node("Add", result, biases[name]) if name in biases else result
 
+    return _block(build, part, x, product)
+
+
+def _block(build: SegmentBuilder, part: Experts, x: str, product: Callable[[str, str], str]) -> str:
+    """product(x, name): with the matrix of this name, and its bias."""
     gate_up = product(x, "gate_up")
     active = gated(build.graph, gate_up, activation=part.activation, clamp=part.clamp)
     return product(active, "down")

@@ -51,6 +51,7 @@ def lower(
     kv_bits: int | None = None,
     *,
     stacks: Mapping[int, StoredStack] = MappingProxyType({}),
+    joins_experts: bool = False,
     cut_layers: bool = False,
     is_loose: bool = False,
     cuts_experts: bool = False,
@@ -62,6 +63,7 @@ def lower(
 
     tensor: gives a named tensor or its place. kv_bits: of a code in the KV cache; None for float32.
     stacks: stacked weights of layers whose experts one node computes; none with is_loose.
+    joins_experts: products take all experts of a layer that are in blocks of files.
     cut_layers: at most one layer for each graph, so that its KV cache is needed only while that
     graph runs. is_loose: each layer has graphs without weights, so that it may be streamed.
     cuts_experts: each expert of such a layer has its own graph, so that only chosen experts are
@@ -76,6 +78,7 @@ def lower(
         weight_format,
         kv_bits,
         stacks=stacks,
+        joins_experts=joins_experts,
         cut_layers=cut_layers,
         cuts_experts=cuts_experts,
         observes=observes,

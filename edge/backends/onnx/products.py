@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.matmul.onnx import matmul, matmul_weight
-from edge.kernels.matmul_blocks.onnx import block_product
+from edge.kernels.matmul_blocks.onnx import block_product, chosen_block_products
 from edge.kernels.matmul_nbits.onnx import matmul_nbits
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.kernels.onnx_graph import OnnxGraph, Provider
@@ -64,6 +64,18 @@ def product(graph: OnnxGraph, x: str, matrix: Matrix) -> str:
         block_size=kind.block_size,
         accuracy=matrix.accuracy,
     )
+
+
+def chosen_products(graph: OnnxGraph, x: str, chosen: str, matrices: Sequence[Matrix]) -> str:
+    """x [..., columns] of some rows, chosen [uses] → [1, uses, rows]: of each use with the matrix
+    of its number. They are alike, and in blocks of files."""
+    first = matrices[0]
+    assert isinstance(first.kind, FileBlocks)
+    blocks = [each.array("blocks") for each in matrices]
+    return chosen_block_products(
+        graph, x, chosen, blocks, first.kind.form, rows=first.rows, columns=first.columns,
+        accuracy=first.accuracy,
+    )  # fmt: skip
 
 
 def as_taken(suffix: str, array: NDArray[Any], provider: Provider) -> NDArray[Any]:

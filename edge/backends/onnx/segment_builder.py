@@ -7,13 +7,13 @@ each kind of part what it computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge.backends.onnx.open_segment import LayerNames, OpenSegment
-from edge.backends.onnx.products import Matrix, pad, product
+from edge.backends.onnx.products import Matrix, chosen_products, pad, product
 from edge.backends.onnx.segments import (
     GraphSegment,
     Reduced,
@@ -26,6 +26,7 @@ from edge.kernels.experts.onnx import count_uses
 from edge.kernels.onnx_graph import OnnxGraph, Provider, Weight
 from edge.models.parts import MatrixSlice
 from edge.models.spec import ModelSpec
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout
 from edge.weights.observation import ObservedExperts, ObservedRun, observed_runs
@@ -102,6 +103,7 @@ class SegmentBuilder:
         kv_bits: int | None,
         *,
         stacks: Mapping[int, StoredStack],
+        joins_experts: bool,
         cut_layers: bool,
         cuts_experts: bool,
         observes: bool,
@@ -115,6 +117,7 @@ class SegmentBuilder:
         self.layout = layout
         self.kv_bits = kv_bits
         self.stacks = stacks
+        self._joins_experts = joins_experts
         self.cuts_experts = cuts_experts
         self.observed = ObservedInputs(layout, is_asked_for=observes)
         self.segments: list[GraphSegment] = []
@@ -213,16 +216,41 @@ class SegmentBuilder:
 
     def linear_unobserved(self, x: str, name: str) -> str:
         """The product and its bias, without observing the input."""
-        stored = self._format.recipe.stored(self._matrices[name])
-        products = [self._product(x, each) for each in stored]
+        products = [self._product(x, each) for each in self._stored(name)]
         whole = products[0]
         if len(products) > 1:
             whole = self.graph.node("Concat", *products, axis=-1)
         bias = self.vector(f"{name}.bias")
         return whole if bias is None else self.graph.node("Add", whole, bias)
 
+    def are_joined(self, names: Sequence[str]) -> bool:
+        """Whether `chosen_products` takes these matrices of experts."""
+        if not self._joins_experts or self.segment.names.streamed is not None:
+            return False
+        forms = {tuple(each.kind for each in self._stored(name)) for name in names}
+        return len(forms) == 1 and all(isinstance(kind, FileBlocks) for kind in forms.pop())
+
+    def chosen_products(self, x: str, chosen: str, names: Sequence[str]) -> str:
+        """x [..., columns], chosen [uses] → [1, uses, rows]: see `products.chosen_products`."""
+        products = [
+            chosen_products(
+                self.graph,
+                pad(self.graph, x, alike[0].padding),
+                chosen,
+                list(map(self._matrix, alike)),
+            )
+            for alike in zip(*map(self._stored, names), strict=True)
+        ]
+        return products[0] if len(products) == 1 else self.graph.node("Concat", *products, axis=-1)
+
+    def _stored(self, name: str) -> Sequence[StoredMatrix]:
+        return self._format.recipe.stored(self._matrices[name])
+
     def _product(self, x: str, stored: StoredMatrix) -> str:
-        matrix = Matrix(
+        return product(self.graph, pad(self.graph, x, stored.padding), self._matrix(stored))
+
+    def _matrix(self, stored: StoredMatrix) -> Matrix:
+        return Matrix(
             kind=stored.kind,
             accuracy=self._format.accuracy,
             rows=len(stored.rows),
@@ -230,7 +258,6 @@ class SegmentBuilder:
             array=lambda suffix: self.weight(f"{stored.name}.{suffix}"),
             is_loose=self.segment.names.streamed is not None,
         )
-        return product(self.graph, pad(self.graph, x, stored.padding), matrix)
 
     def cut(
         self,

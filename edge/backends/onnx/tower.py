@@ -58,6 +58,7 @@ def lower_tower(
         weight_format,
         None,
         stacks={},
+        joins_experts=False,
         cut_layers=False,
         cuts_experts=False,
         observes=False,

@@ -136,7 +136,7 @@ class OrtBackend:
 
         # Loading the whole shard at once would exceed the memory; layer by layer it does not.
         is_tight = not fits(stacks_experts=False)
-        if not fits(stacks_experts=True):
+        if not (stacks_fit := fits(stacks_experts=True)):
             kinds = {}
 
         def open_graphs(bits: int | None, streamed_layers: int) -> OpenGraphs:
@@ -154,6 +154,7 @@ class OrtBackend:
                 weight_format,
                 bits,
                 stacks=stacks.by_layer,
+                joins_experts=stacks_fit,
                 cut_layers=limits.exceeds_memory,
                 is_loose=is_loose,
                 cuts_experts=bool(streamed_layers),

@@ -36,9 +36,6 @@ from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
 from edge.weights.weight_limits import check_weights
 
-_OF_ONE_NODE = {"Q4_0", "Q8_0"}
-"""Types in which all experts of a layer are one node of ONNX Runtime, if they are packed for it."""
-
 _CHUNK_WEIGHTS = 1 << 22
 """Weights that are unpacked at once, which takes about ten bytes each."""
 
@@ -71,14 +68,10 @@ def gguf_encoding(
     if not coded:
         return None
     rounded = {} if "head" in coded else {"head": head_kind(spec)}
-    of_experts = {types[role].name for role in coded if ".experts." in role}
-    are_one_node = len(of_experts) == 1 and of_experts <= _OF_ONE_NODE
     as_stored = {
         role: types[role].name
         for role in coded
-        if types[role].name in FORMS
-        and not (are_one_node and ".experts." in role)
-        and keeps_blocks(types[role], parts.get(names[role]))
+        if types[role].name in FORMS and keeps_blocks(types[role], parts.get(names[role]))
     }
 
     def encoding(as_stored: Mapping[str, str], packed: Encoding | None) -> Encoding | None:

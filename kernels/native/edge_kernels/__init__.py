@@ -14,6 +14,12 @@ def layout() -> int:
     return found
 
 
+def operator() -> int:
+    """The version of the operator's inputs and types."""
+    found: int = ctypes.CDLL(str(LIBRARY)).edge_kernels_operator()
+    return found
+
+
 def kernels() -> str:
     """The name of the kernels that this processor takes, such as "avx2"; "plain": slow ones."""
     name = ctypes.CDLL(str(LIBRARY)).edge_kernels_name

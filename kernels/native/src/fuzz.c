@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-int edge_kernels_try(const char *, int, const uint8_t *, size_t, const float *, int, float *);
+int edge_kernels_try(const char *, int, const uint8_t *, size_t, size_t, const float *, size_t,
+                     const int64_t *, size_t, float *);
 int edge_kernels_round(int, const float *, size_t, uint8_t *, float *, float *, uint8_t *,
                        uint8_t *);
 
@@ -40,32 +41,43 @@ int main(int count, char **words) {
   const time_t end = time(NULL) + (count > 1 ? atoi(words[1]) : 1);
   long tried = 0, compared = 0;
   do {
-    const int type = (int)(next() % TYPES), rows = 1 + (int)(next() % 9);
-    const size_t columns = 1 + next() % 700, block = (size_t)block_of(type);
-    const size_t bytes = (columns + block - 1) / block * (size_t)tile_bytes(type);
+    const int type = (int)(next() % TYPES);
+    const size_t rows = 1 + next() % 9, columns = 1 + next() % 700, block = (size_t)block_of(type);
+    const size_t matrices = next() % 2 ? 1 : 1 + next() % 5;
+    const size_t uses = matrices > 1 ? rows * (1 + next() % 4) : rows;
+    const size_t bytes = matrices * ((columns + block - 1) / block) * (size_t)tile_bytes(type);
     uint8_t *tile = malloc(bytes); /* of the exact size: what is read beyond it is found */
-    float *x = malloc((size_t)rows * columns * sizeof *x);
-    float *y = malloc((size_t)rows * ROWS * sizeof *y), *z = malloc((size_t)rows * ROWS * sizeof *z);
+    float *x = malloc(rows * columns * sizeof *x);
+    float *y = malloc(uses * ROWS * sizeof *y), *z = malloc(uses * ROWS * sizeof *z);
+    int64_t *chosen = malloc(uses * sizeof *chosen); /* some of no matrix */
+    for (size_t i = 0; i < uses; i++) chosen[i] = (int64_t)(next() % (matrices + 1)) - 1;
+    const int64_t *given = matrices > 1 ? chosen : NULL;
     for (size_t i = 0; i < bytes; i++) tile[i] = (uint8_t)next();
-    for (size_t i = 0; i < (size_t)rows * columns; i++) {
+    for (size_t i = 0; i < rows * columns; i++) {
       const uint32_t bits = next();
       if (tried % 2)
         x[i] = (float)(int32_t)bits / 65536;
       else
         memcpy(x + i, &bits, sizeof bits);
     }
-    if (!edge_kernels_try("plain", type, tile, columns, x, rows, y)) return 1;
+    if (!edge_kernels_try("plain", type, tile, matrices, columns, x, rows, given, uses, y)) return 1;
     for (int name = 0; name < 4; name++) {
-      if (!edge_kernels_try(names[name], type, tile, columns, x, rows, z)) continue;
+      if (!edge_kernels_try(names[name], type, tile, matrices, columns, x, rows, given, uses, z))
+        continue;
       compared++;
-      for (int i = 0; i < rows * ROWS; i++)
+      for (size_t i = 0; i < uses * ROWS; i++)
         if (memcmp(y + i, z + i, sizeof *y) && !(isnan(y[i]) && isnan(z[i]))) {
           fprintf(stderr, "%s differs from plain in type %d with %zu columns: %g, not %g\n",
                   names[name], type, columns, z[i], y[i]);
           return 1;
         }
     }
-    free(tile), free(x), free(y), free(z);
+    chosen[next() % uses] = next() % 2 ? (int64_t)matrices : -2 - (int64_t)(next() % 9);
+    if (edge_kernels_try("plain", type, tile, matrices, columns, x, rows, chosen, uses, y)) {
+      fprintf(stderr, "a number of no matrix was taken\n");
+      return 1;
+    }
+    free(tile), free(x), free(y), free(z), free(chosen);
     round_some(type);
     tried++;
   } while (time(NULL) < end);

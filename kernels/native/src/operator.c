@@ -1,10 +1,13 @@
-/* The operator `BlockProduct` of ONNX Runtime's graphs: x [..., columns] and blocks to
- * y [..., rows]. Attributes: type (see blocks.h), rows, columns, accurate (0 or 1: what rounding took
- * from the inputs is multiplied, too), holds (0 or 1: blocks are copied when the operator is made,
- * and the input is not read again).
+/* The operator `BlockProduct` of ONNX Runtime's graphs: x [..., columns] and blocks to y [..., rows].
+ * With numbers of matrices [uses], of which each row of x has equally many, it is given the blocks of
+ * several matrices, and y [1, uses, rows] has the product of each use's row with its matrix; -1 stands
+ * for none of them, and gives 0. Inputs: x, the numbers or nothing, blocks of each matrix. Attributes:
+ * type (see blocks.h), matrices, rows and columns of each, accurate (0 or 1: what rounding took from
+ * the inputs is multiplied, too), holds (0 or 1: blocks are copied when the operator is made, and
+ * these inputs are not read again).
  */
-#include "blocks.h"
 #include "onnxruntime_abi.h"
+#include "product.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,18 +16,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 #elif defined(_WIN32)
-#include <malloc.h>
 #include <windows.h>
 #endif
 
-enum { TILES_AT_ONCE = 8, WHOLE_PAGE = 2 << 20, MOST_AT_ONCE = 16 };
+enum { FIRST_BLOCKS = 2, MOST_MATRICES = 1 << 12 };
 static const int64_t LARGEST = 1 << 24; /* of rows and columns: no size overflows */
 
 typedef struct {
   const Api *api;
-  int64_t type, rows, columns, accurate, holds;
-  size_t blocks, tiles;
+  Sizes sizes;
+  int64_t holds;
   uint8_t *held;
+  const uint8_t **matrices; /* in `held`, if it holds them */
 } Product;
 
 static const Kernels *kernels;
@@ -56,52 +59,28 @@ static const Kernels *best_kernels(void) {
   return plain_kernels();
 }
 
-static void *aligned(size_t bytes) {
-#ifdef _WIN32
-  return _aligned_malloc(bytes, 64);
-#else
-  void *found = NULL;
-  const size_t by = bytes >= WHOLE_PAGE ? WHOLE_PAGE : 64;
-  if (posix_memalign(&found, by, bytes)) return NULL;
-#ifdef MADV_HUGEPAGE
-  if (by == WHOLE_PAGE) (void)madvise(found, bytes, MADV_HUGEPAGE);
-#endif
-  return found;
-#endif
-}
-
 /* Pages of a mapped file that are not read again need not stay in memory: they are there twice. Any
  * other memory stays as it is. */
-static void let_go(const uint8_t *memory, size_t bytes) {
+static void let_go(const uint8_t *const *memory, size_t count, size_t bytes) {
 #if defined(__linux__)
   const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-  const uintptr_t first = ((uintptr_t)memory + page - 1) / page * page;
-  const uintptr_t last = ((uintptr_t)memory + bytes) / page * page;
   FILE *mappings = fopen("/proc/self/maps", "re");
   if (!mappings) return;
   char line[512];
   while (fgets(line, sizeof line, mappings)) {
     unsigned long start, end, inode;
-    if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &start, &end, &inode) != 3) continue;
-    if (start <= first && last <= end && inode && first < last)
-      (void)madvise((void *)first, last - first, MADV_DONTNEED);
+    if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &start, &end, &inode) != 3 || !inode) continue;
+    for (size_t i = 0; i < count; i++) {
+      const uintptr_t first = ((uintptr_t)memory[i] + page - 1) / page * page;
+      const uintptr_t last = ((uintptr_t)memory[i] + bytes) / page * page;
+      if (start <= first && last <= end && first < last)
+        (void)madvise((void *)first, last - first, MADV_DONTNEED);
+    }
   }
   fclose(mappings);
 #else
-  (void)memory, (void)bytes;
+  (void)memory, (void)count, (void)bytes;
 #endif
-}
-
-static void release(void *memory) {
-#ifdef _WIN32
-  _aligned_free(memory);
-#else
-  free(memory);
-#endif
-}
-
-static size_t bytes_of(const Product *self) {
-  return self->tiles * self->blocks * (size_t)tile_bytes((int)self->type);
 }
 
 /* Sizes of a value; NULL, or the error. */
@@ -116,21 +95,66 @@ static Status *sizes_of(const Api *api, const Value *value, int64_t sizes[8], si
   return error;
 }
 
-/* The bytes of the blocks; they are as many as this operator reads. */
+static size_t count_of(const int64_t *sizes, size_t rank) {
+  size_t count = 1;
+  for (size_t i = 0; i < rank; i++) count *= (size_t)sizes[i];
+  return count;
+}
+
+/* The blocks of a matrix; they are as many bytes as this operator reads. */
 static Status *blocks_of(const Product *self, const Value *value, const uint8_t **blocks) {
-  int64_t sizes[8], total = 1;
+  int64_t sizes[8];
   size_t rank;
+  if (!value) return ORT_STATUS(self->api, ORT_INVALID_ARGUMENT, "a matrix without blocks");
   Status *error = sizes_of(self->api, value, sizes, &rank);
   if (error) return error;
-  for (size_t i = 0; i < rank; i++) total *= sizes[i];
-  if ((size_t)total != bytes_of(self))
+  if (count_of(sizes, rank) != matrix_bytes(&self->sizes))
     return ORT_STATUS(self->api, ORT_INVALID_ARGUMENT, "blocks of another size");
   return ORT_DATA(self->api, value, (void **)blocks);
 }
 
 static void ORT_CALL destroy(void *kernel) {
-  release(((Product *)kernel)->held);
-  free(kernel);
+  Product *self = kernel;
+  release(self->held);
+  free(self->matrices);
+  free(self);
+}
+
+static Status *read_sizes(Product *self, const Info *info) {
+  int64_t type, matrices, rows, columns, accurate;
+  int64_t *places[] = {&type, &matrices, &rows, &columns, &accurate, &self->holds};
+  static const char *const names[] = {"type", "matrices", "rows", "columns", "accurate", "holds"};
+  Status *error = NULL;
+  for (int i = 0; i < 6 && !error; i++)
+    error = ORT_INTEGER(self->api, info, names[i], places[i]);
+  if (error) return error;
+  if (type < 0 || type >= TYPES || rows < 1 || columns < 1 || rows > LARGEST || columns > LARGEST ||
+      matrices < 1 || matrices > MOST_MATRICES)
+    return ORT_STATUS(self->api, ORT_INVALID_ARGUMENT, "an unknown type, or no rows or columns");
+  self->sizes = sizes_of_product((int)type, (size_t)rows, (size_t)columns, (size_t)matrices,
+                                 accurate ? 2 : 1);
+  return NULL;
+}
+
+/* Copies the blocks of all matrices. */
+static Status *hold(Product *self, const Info *info) {
+  const size_t count = self->sizes.matrices, bytes = matrix_bytes(&self->sizes);
+  Status *error = NULL;
+  for (size_t i = 0; i < count && !error; i++) {
+    int is_constant = 0;
+    const Value *value = NULL;
+    error = ORT_CONSTANT(self->api, info, FIRST_BLOCKS + i, &is_constant, &value);
+    if (!error && !is_constant)
+      error = ORT_STATUS(self->api, ORT_INVALID_ARGUMENT, "blocks that are not constant");
+    if (!error) error = blocks_of(self, value, self->matrices + i);
+  }
+  if (error) return error;
+  if (!(self->held = aligned(count * bytes)))
+    return ORT_STATUS(self->api, ORT_FAIL, "no memory for blocks");
+  for (size_t i = 0; i < count; i++) memcpy(self->held + i * bytes, self->matrices[i], bytes);
+  let_go(self->matrices, count, bytes);
+  for (size_t i = 0; i < count; i++) self->matrices[i] = self->held + i * bytes;
+  return NULL;
 }
 
 static Status *ORT_CALL create(const Operator *op, const Api *api, const Info *info, void **to) {
@@ -138,32 +162,10 @@ static Status *ORT_CALL create(const Operator *op, const Api *api, const Info *i
   Product *self = calloc(1, sizeof *self);
   if (!self) return ORT_STATUS(api, ORT_FAIL, "no memory");
   self->api = api;
-  int64_t *places[] = {&self->type, &self->rows, &self->columns, &self->accurate, &self->holds};
-  static const char *const names[] = {"type", "rows", "columns", "accurate", "holds"};
-  Status *error = NULL;
-  for (int i = 0; i < 5 && !error; i++) error = ORT_INTEGER(api, info, names[i], places[i]);
-  if (!error && (self->type < 0 || self->type >= TYPES || self->rows < 1 || self->columns < 1 ||
-                 self->rows > LARGEST || self->columns > LARGEST))
-    error = ORT_STATUS(api, ORT_INVALID_ARGUMENT, "an unknown type, or no rows or columns");
-  if (!error) {
-    const size_t block = (size_t)block_of((int)self->type);
-    self->blocks = ((size_t)self->columns + block - 1) / block;
-    self->tiles = ((size_t)self->rows + ROWS - 1) / ROWS;
-  }
+  Status *error = read_sizes(self, info);
   if (!error && self->holds) {
-    int is_constant = 0;
-    const Value *value = NULL;
-    const uint8_t *blocks = NULL;
-    error = ORT_CONSTANT(api, info, 1, &is_constant, &value);
-    if (!error && (!is_constant || !value))
-      error = ORT_STATUS(api, ORT_INVALID_ARGUMENT, "blocks that are not constant");
-    if (!error) error = blocks_of(self, value, &blocks);
-    if (!error && !(self->held = aligned(bytes_of(self))))
-      error = ORT_STATUS(api, ORT_FAIL, "no memory for blocks");
-    if (!error) {
-      memcpy(self->held, blocks, bytes_of(self));
-      let_go(blocks, bytes_of(self));
-    }
+    self->matrices = calloc(self->sizes.matrices, sizeof *self->matrices);
+    error = self->matrices ? hold(self, info) : ORT_STATUS(api, ORT_FAIL, "no memory");
   }
   if (error) {
     destroy(self);
@@ -173,118 +175,82 @@ static Status *ORT_CALL create(const Operator *op, const Api *api, const Info *i
   return NULL;
 }
 
-/* What the parts of a product share. */
-typedef struct {
-  const Product *self;
-  const uint8_t *blocks;
-  const float *x;
-  float *y;
-  Inputs *inputs; /* [count] */
-  float *rest;    /* [rows of x, columns], if accurate; else NULL */
-  size_t rows, count, padded, tiles; /* count: rows of inputs. tiles: of a part */
-} Work;
-
-static void round_row(void *data, size_t row) {
-  const Work *work = data;
-  const size_t columns = (size_t)work->self->columns, planes = work->count / work->rows;
-  float *rest = work->rest ? work->rest + row * columns : NULL;
-  const float *x = work->x + row * columns;
-  for (size_t plane = 0; plane < planes; plane++, x = rest) {
-    const Inputs *to = work->inputs + row * planes + plane;
-    kernels->round(x, columns, work->padded, (int8_t *)to->codes, (float *)to->scales,
-                   (int32_t *)to->sums, (float *)to->totals, plane + 1 < planes ? rest : NULL);
+/* Where the blocks are that the operator does not hold. */
+static Status *find_matrices(const Product *self, Context *context, const uint8_t **matrices) {
+  Status *error = NULL;
+  for (size_t i = 0; i < self->sizes.matrices && !error; i++) {
+    const Value *value = NULL;
+    error = ORT_INPUT(self->api, context, FIRST_BLOCKS + i, &value);
+    if (!error) error = blocks_of(self, value, matrices + i);
   }
+  return error;
 }
 
-/* A row of x is one or two of inputs, and has the sum of their products. */
-static void multiply(void *data, size_t part) {
-  const Work *work = data;
-  const Product *self = work->self;
-  const size_t planes = work->count / work->rows, rows = (size_t)self->rows;
-  const size_t first = part * work->tiles;
-  const size_t last = first + work->tiles < self->tiles ? first + work->tiles : self->tiles;
-  const size_t bytes = self->blocks * (size_t)tile_bytes((int)self->type);
-  float found[MOST_AT_ONCE * ROWS];
-  for (size_t at = 0; at < work->count; at += MOST_AT_ONCE) {
-    const size_t count = work->count - at < MOST_AT_ONCE ? work->count - at : MOST_AT_ONCE;
-    for (size_t tile = first; tile < last; tile++) {
-      kernels->products[self->type](work->blocks + tile * bytes, self->blocks, work->inputs + at,
-                                    (int)count, found);
-      const size_t there = rows - tile * ROWS < ROWS ? rows - tile * ROWS : ROWS;
-      for (size_t row = 0; row < count / planes; row++) {
-        float *y = work->y + (at / planes + row) * rows + tile * ROWS;
-        const float *own = found + row * planes * ROWS;
-        if (planes == 1) {
-          memcpy(y, own, there * sizeof *y);
-        } else {
-          for (size_t i = 0; i < there; i++) y[i] = own[i] + own[ROWS + i];
-        }
-      }
-    }
+/* Sizes of y, of which there is one for each use. chosen: NULL, or the numbers of matrices. */
+static Status *shapes(const Product *self, const Value *x, const Value *chosen, Work *work,
+                      int64_t y_sizes[8], size_t *rank) {
+  const Api *api = self->api;
+  int64_t sizes[8];
+  size_t chosen_rank = 0;
+  Status *error = sizes_of(api, x, y_sizes, rank);
+  if (error) return error;
+  if (*rank < 1 || y_sizes[*rank - 1] != (int64_t)self->sizes.columns)
+    return ORT_STATUS(api, ORT_INVALID_ARGUMENT, "inputs with another number of columns");
+  work->rows = work->uses = count_of(y_sizes, *rank - 1);
+  if (chosen) {
+    error = sizes_of(api, chosen, sizes, &chosen_rank);
+    if (error) return error;
+    work->uses = count_of(sizes, chosen_rank);
+    if (work->rows ? work->uses % work->rows : work->uses)
+      return ORT_STATUS(api, ORT_INVALID_ARGUMENT, "rows with unequal numbers of uses");
+    y_sizes[0] = 1, y_sizes[1] = (int64_t)work->uses, *rank = 3;
   }
+  y_sizes[*rank - 1] = (int64_t)self->sizes.rows;
+  return NULL;
 }
 
-static size_t up(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-/* Inputs in memory of their own, one after the other: codes, scales, sums and totals. */
-static uint8_t *laid_out(Work *work) {
-  const size_t pieces = work->padded / PIECE;
-  const size_t sums_at = up(work->padded) + up(pieces * sizeof(float));
-  const size_t totals_at = sums_at + up(2 * pieces * sizeof(int32_t));
-  const size_t each = totals_at + up(pieces * sizeof(float));
-  const size_t table = up(work->count * sizeof(Inputs));
-  const size_t rests =
-      work->count > work->rows ? up(work->rows * (size_t)work->self->columns * sizeof(float)) : 0;
-  uint8_t *memory = aligned(table + rests + work->count * each);
-  if (!memory) return NULL;
-  work->inputs = (Inputs *)memory;
-  if (rests) work->rest = (float *)(memory + table);
-  for (size_t i = 0; i < work->count; i++) {
-    const uint8_t *own = memory + table + rests + i * each;
-    work->inputs[i] = (Inputs){(const int8_t *)own, (const float *)(own + up(work->padded)),
-                               (const int32_t *)(own + sums_at), (const float *)(own + totals_at)};
+static Status *run(Work *work, const Api *api, Context *context) {
+  Status *error = NULL;
+  switch (begin(work)) {
+    case NO_MEMORY: return ORT_STATUS(api, ORT_FAIL, "no memory for rounded inputs");
+    case NO_SUCH_MATRIX:
+      return ORT_STATUS(api, ORT_INVALID_ARGUMENT, "the number of a matrix that is not there");
   }
-  return memory;
+  if (work->rows < 4) {
+    for (size_t row = 0; row < work->rows; row++) round_row(work, row);
+  } else {
+    error = ORT_PARALLEL(api, context, round_row, work->rows, 0, work);
+  }
+  if (!error && work->parts) error = ORT_PARALLEL(api, context, multiply, work->parts, 0, work);
+  release(work->memory);
+  return error;
 }
 
 static Status *ORT_CALL compute(void *kernel, Context *context) {
   const Product *self = kernel;
   const Api *api = self->api;
-  const Value *x = NULL, *blocks = NULL;
+  const Value *x = NULL, *chosen = NULL;
   Value *y = NULL;
   int64_t sizes[8];
   size_t rank = 0;
-  Work work = {.self = self, .blocks = self->held, .rows = 1};
+  Work work = {.kernels = kernels, .sizes = &self->sizes, .matrices = self->matrices};
   Status *error = ORT_INPUT(api, context, 0, &x);
-  if (!error) error = sizes_of(api, x, sizes, &rank);
-  if (!error && (rank < 1 || sizes[rank - 1] != self->columns))
-    error = ORT_STATUS(api, ORT_INVALID_ARGUMENT, "inputs with another number of columns");
-  if (!error && !self->holds) {
-    error = ORT_INPUT(api, context, 1, &blocks);
-    if (!error) error = blocks_of(self, blocks, &work.blocks);
-  }
-  if (error) return error;
-  for (size_t i = 0; i + 1 < rank; i++) work.rows *= (size_t)sizes[i];
-  sizes[rank - 1] = self->rows;
-  error = ORT_DATA(api, x, (void **)&work.x);
+  if (!error) error = ORT_INPUT(api, context, 1, &chosen);
+  if (!error) error = shapes(self, x, chosen, &work, sizes, &rank);
+  if (!error) error = ORT_DATA(api, x, (void **)&work.x);
+  if (!error && chosen) error = ORT_DATA(api, chosen, (void **)&work.chosen);
   if (!error) error = ORT_OUTPUT(api, context, 0, sizes, rank, &y);
   if (!error) error = ORT_DATA(api, y, (void **)&work.y);
-  if (error || !work.rows) return error;
-  work.count = work.rows * (self->accurate ? 2 : 1);
-  work.padded = self->blocks * (size_t)block_of((int)self->type);
-  uint8_t *memory = laid_out(&work);
-  if (!memory) return ORT_STATUS(api, ORT_FAIL, "no memory for rounded inputs");
-  if (work.rows < 4) {
-    for (size_t row = 0; row < work.rows; row++) round_row(&work, row);
-  } else {
-    error = ORT_PARALLEL(api, context, round_row, work.rows, 0, &work);
+  if (error || !work.uses) return error;
+  const uint8_t **found = NULL;
+  if (!self->holds) {
+    found = calloc(self->sizes.matrices, sizeof *found);
+    if (!found) return ORT_STATUS(api, ORT_FAIL, "no memory");
+    error = find_matrices(self, context, found);
+    work.matrices = found;
   }
-  /* Few parts cost little; many share the work evenly. */
-  work.tiles = self->tiles / 32 < 1 ? 1 : self->tiles / 32;
-  if (work.tiles > TILES_AT_ONCE) work.tiles = TILES_AT_ONCE;
-  const size_t parts = (self->tiles + work.tiles - 1) / work.tiles;
-  if (!error) error = ORT_PARALLEL(api, context, multiply, parts, 0, &work);
-  release(memory);
+  if (!error) error = run(&work, api, context);
+  free(found);
   return error;
 }
 
@@ -293,14 +259,19 @@ static const char *ORT_CALL provider(const Operator *op) {
   return (void)op, "CPUExecutionProvider";
 }
 static int ORT_CALL input_type(const Operator *op, size_t i) {
-  return (void)op, i ? ORT_UINT8 : ORT_FLOAT;
+  return (void)op, i >= FIRST_BLOCKS ? ORT_UINT8 : i ? ORT_INT64 : ORT_FLOAT;
 }
 static int ORT_CALL output_type(const Operator *op, size_t i) {
   return (void)op, (void)i, ORT_FLOAT;
 }
-static size_t ORT_CALL two(const Operator *op) { return (void)op, 2; }
+static size_t ORT_CALL three(const Operator *op) { return (void)op, 3; }
 static size_t ORT_CALL one(const Operator *op) { return (void)op, 1; }
-static int ORT_CALL required(const Operator *op, size_t i) { return (void)op, (void)i, 0; }
+static int ORT_CALL input_kind(const Operator *op, size_t i) {
+  static const int kinds[] = {ORT_REQUIRED, ORT_OPTIONAL, ORT_VARIADIC};
+  return (void)op, kinds[i];
+}
+static int ORT_CALL required(const Operator *op, size_t i) { return (void)op, (void)i, ORT_REQUIRED; }
+static int ORT_CALL default_memory(const Operator *op, size_t i) { return (void)op, (void)i, 0; }
 static int ORT_CALL first_only(const Operator *op) { return (void)op, 1; }
 
 static const Operator operator_of_blocks = {
@@ -308,13 +279,13 @@ static const Operator operator_of_blocks = {
     .name = name,
     .provider = provider,
     .input_type = input_type,
-    .inputs = two,
+    .inputs = three,
     .output_type = output_type,
     .outputs = one,
     .destroy = destroy,
-    .input_kind = required,
+    .input_kind = input_kind,
     .output_kind = required,
-    .input_memory = required,
+    .input_memory = default_memory,
     .variadic = {first_only, first_only, first_only, first_only},
     .create_checked = create,
     .compute_checked = compute,
@@ -327,10 +298,14 @@ EXPORT const char *edge_kernels_name(void) { return best_kernels()->name; }
 
 EXPORT int edge_kernels_layout(void) { return LAYOUT_VERSION; }
 
-/* For tests: rounds x [count, columns] and multiplies it with a tile's rows into y [count, ROWS], by
- * the kernels of this name, as far as this processor has them. 0: it has not. */
-EXPORT int edge_kernels_try(const char *which, int type, const uint8_t *tiles, size_t columns,
-                            const float *x, int count, float *y) {
+EXPORT int edge_kernels_operator(void) { return OPERATOR_VERSION; }
+
+/* For tests: the product of x [count, columns] with matrices of ROWS rows, one after the other, into y
+ * [uses, ROWS], by the kernels of this name, as far as this processor has them. chosen [uses]: see
+ * product.h. 0: it has not these kernels, or a number is of no matrix. */
+EXPORT int edge_kernels_try(const char *which, int type, const uint8_t *tiles, size_t matrices,
+                            size_t columns, const float *x, size_t count, const int64_t *chosen,
+                            size_t uses, float *y) {
   const Kernels *all[] = {
       plain_kernels(),
 #if defined(__x86_64__)
@@ -339,24 +314,21 @@ EXPORT int edge_kernels_try(const char *which, int type, const uint8_t *tiles, s
 #endif
       best_kernels(), /* which is one of these, or needs more than AVX2 */
   };
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-    if (!all[i] || strcmp(all[i]->name, which) || type < 0 || type >= TYPES) continue;
-    const Product self = {.columns = (int64_t)columns};
-    const size_t block = (size_t)block_of(type), blocks = (columns + block - 1) / block;
-    Work work = {.self = &self, .rows = (size_t)count, .count = (size_t)count,
-                 .padded = blocks * block};
-    uint8_t *memory = laid_out(&work);
-    if (!memory) return 0;
-    for (int row = 0; row < count; row++) {
-      const Inputs *to = work.inputs + row;
-      all[i]->round(x + (size_t)row * columns, columns, work.padded, (int8_t *)to->codes,
-                    (float *)to->scales, (int32_t *)to->sums, (float *)to->totals, NULL);
-    }
-    all[i]->products[type](tiles, blocks, work.inputs, count, y);
-    release(memory);
-    return 1;
-  }
-  return 0;
+  const Kernels *own = NULL;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i] && !strcmp(all[i]->name, which)) own = all[i];
+  if (!own || type < 0 || type >= TYPES) return 0;
+  const Sizes sizes = sizes_of_product(type, ROWS, columns, matrices, 1);
+  const uint8_t **each = calloc(matrices, sizeof *each);
+  for (size_t i = 0; each && i < matrices; i++) each[i] = tiles + i * matrix_bytes(&sizes);
+  Work work = {.kernels = own, .sizes = &sizes, .matrices = each, .x = x, .y = y, .rows = count,
+               .uses = uses, .chosen = chosen};
+  const int begun = each && begin(&work) == BEGUN;
+  for (size_t row = 0; begun && row < count; row++) round_row(&work, row);
+  for (size_t part = 0; begun && part < work.parts; part++) multiply(&work, part);
+  if (begun) release(work.memory);
+  free(each);
+  return begun;
 }
 
 EXPORT Status *ORT_CALL RegisterCustomOps(Options *options, const ApiBase *base) {

@@ -23,11 +23,12 @@ from edge.kernels.matmul_blocks.reference import (
     rows_of,
     tiles,
 )
+from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.offload import BLOCK_TYPES
-from edge.weights.file_blocks import FileBlocks
 from edge.weights.block_rounding import largest_weight
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.gguf.file_blocks import read_blocks
-from tests.support.block_rows import open_product, product, random_rows
+from tests.support.block_rows import open_chosen, open_product, product, random_rows
 
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 NAMES = ("plain", "avx2", "avx_vnni", "avx512")
@@ -46,8 +47,9 @@ def by_kernels(
     pointers = (array.ctypes.data_as(ctypes.c_void_p) for array in (tile, x, found))
     at_tile, at_x, at_found = pointers
     there = ctypes.CDLL(str(LIBRARY)).edge_kernels_try(
-        name.encode(), form.number, at_tile, ctypes.c_size_t(x.shape[1]), at_x, len(x), at_found
-    )
+        name.encode(), form.number, at_tile, ctypes.c_size_t(1), ctypes.c_size_t(x.shape[1]), at_x,
+        ctypes.c_size_t(len(x)), None, ctypes.c_size_t(len(x)), at_found,
+    )  # fmt: skip
     return found if there else None
 
 
@@ -147,6 +149,40 @@ def test_what_does_not_fit_is_refused() -> None:
         unknown = type("Unknown", (), {**changed})()
         with pytest.raises(Exception, match="unknown type"):
             open_product(unknown, made, rows=16, columns=64)
+
+
+@pytest.mark.parametrize(("accuracy", "threads"), [("fast", 2), ("high", 1)])
+@pytest.mark.parametrize(("tokens", "each"), [(1, 4), (9, 1), (40, 3)])
+def test_each_use_is_multiplied_with_the_matrix_that_it_chose(
+    accuracy: Accuracy, threads: int, tokens: int, each: int
+) -> None:
+    """With the bits of a product with that matrix alone; 0 where none was chosen."""
+    form, x = FORMS["Q5_K"], inputs(tokens, 300)
+    matrices = [random_rows(form, 37, 300, seed) for seed in range(5)]
+    session = open_chosen(form, matrices, columns=300, accuracy=accuracy, threads=threads)
+    chosen = np.random.default_rng(2).integers(-1, len(matrices), tokens * each)
+    chosen[chosen == 3] = 0  # nobody chose it
+    found = session.run(None, {"x": x[None], "chosen": chosen})[0][0]
+    assert found.shape == (tokens * each, 37)
+    alone = [product(form, rows, x, accuracy=accuracy) for rows in matrices]
+    for use, number in enumerate(chosen):
+        meant = np.zeros(37, np.float32) if number < 0 else alone[number][use // each]
+        np.testing.assert_array_equal(found[use], meant)
+
+
+def test_numbers_of_no_matrix_and_unequal_uses_are_refused() -> None:
+    form, x = FORMS["Q8_0"], inputs(2, 64)[None]
+    session = open_chosen(form, [random_rows(form, 16, 64)] * 3, columns=64)
+    for chosen in ([0, 3], [-2, 0], [0, 1 << 62]):
+        with pytest.raises(Exception, match="number of a matrix that is not there"):
+            session.run(None, {"x": x, "chosen": np.asarray(chosen, np.int64)})
+    with pytest.raises(Exception, match="unequal numbers of uses"):
+        session.run(None, {"x": x, "chosen": np.zeros(3, np.int64)})
+    nothing = {"x": x[:, :0], "chosen": np.zeros(0, np.int64)}
+    assert session.run(None, nothing)[0].shape == (1, 0, 16)
+    other = [random_rows(form, 16, columns) for columns in (64, 32)]
+    with pytest.raises(Exception, match="blocks of another size"):
+        open_chosen(form, other, columns=64)
 
 
 @given(st.data())
