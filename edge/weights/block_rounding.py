@@ -46,7 +46,7 @@ class BlockRounding:
 
 def largest_weight(form: BlockForm, parts: BlockParts) -> float:
     """No weight is larger than this; NaN or infinite if some are."""
-    scales = parts.scales.astype(np.float32)
+    scales = form.scales(parts.scales)
     values = form.values(np.arange(1 << form.bits, dtype=np.uint8))
     largest = largest_of(scales) * float(np.abs(values).max())
     if parts.levels is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from edge.kernels.matmul_blocks.reference import (
     TILE_ROWS,
     TILES_VERSION,
     BlockForm,
+    BlockParts,
     dequantize,
     random_parts,
     row_blocks,
@@ -117,5 +118,26 @@ class FileBlocks(MatrixKind[NDArray[np.float32]]):
     def made_up(
         self, columns: int, *, normal: NDArray[np.float32], codes: NDArray[np.uint8]
     ) -> dict[str, NDArray[Any]]:
-        # Any two of these bytes are a float16 from 0.0005 to 0.002, wherever a block begins.
+        if self.form.has_power:
+            # Any of these bytes is a scale of 2^-10 or 2^-9, wherever a block begins.
+            return {_BLOCKS: codes & np.uint8(1) | np.uint8(118)}
+        # Any two of these bytes are a float16 from 0.0005 to 0.002.
         return {_BLOCKS: codes & np.uint8(7) | np.uint8(16)}
+
+    def of_parts(
+        self, pieces: Iterable[BlockParts], rows: int, columns: int
+    ) -> dict[str, NDArray[Any]]:
+        """The stored arrays of a matrix that is read a piece of rows at a time."""
+        form = self.form
+        (stored,) = self.arrays(rows, columns)
+        found = np.empty(stored.shape, np.uint8)
+        rest = np.empty((0, -(-columns // form.block_size), form.row_bytes), np.uint8)
+        at = 0  # tiles
+        for each in pieces:
+            rest = np.concatenate([rest, row_blocks(form, each)])
+            if whole := len(rest) // TILE_ROWS:
+                found[at : at + whole] = tiles(form, rest[: whole * TILE_ROWS])
+                at, rest = at + whole, rest[whole * TILE_ROWS :]
+        if len(rest):
+            found[at:] = tiles(form, rest)
+        return {_BLOCKS: found}

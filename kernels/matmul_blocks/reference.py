@@ -4,11 +4,12 @@
 
 where b is the run of k. Types of one level have a float16 scale, and some a float16 minimum, for
 each run of 32 columns. Types of two levels have float16 numbers for each block of 256 columns, and
-each run has levels by which these are multiplied: scale = d * level, minimum = -dmin * level.
+each run has levels by which these are multiplied: scale = d * level, minimum = -dmin * level. One
+type has a byte for a scale, which is 2 to the power of the byte less 128.
 
 In a tile, sixteen rows lie side by side, so that each lane of a vector is a row. A row's block is:
 
-    d, and dmin or the minimum                      float16
+    d, and dmin or the minimum                      float16, or that byte
     levels of scales, then of minima                int8 (Q6_K) or uint8, one for each run
     and for each piece of 32 columns:
       all eight bits of each code, or:
@@ -18,7 +19,7 @@ In a tile, sixteen rows lie side by side, so that each lane of a vector is a row
       the last bit of 3 and 5                       byte c: bit i of column 4 i + c,
                                                     bit 4 + i of column 16 + 4 i + c
 
-The codes of two types are numbers of a table (`TABLE`).
+The codes of some types are numbers of a table (`TABLE`, `TABLE_OF_POWERS`).
 
 The tile has each of these for all rows before the next: float16 numbers and levels one by one,
 codes in units of four bytes. Knows numpy arrays; knows nothing of files, graphs or how a model is
@@ -51,6 +52,11 @@ TABLE = np.array(
 )
 """What the codes of types with a table stand for."""
 
+TABLE_OF_POWERS = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.int8)
+"""The same for the type whose scales are powers of 2."""
+
+_POWERS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
+
 _FOUR = np.arange(4, dtype=np.uint8)[:, None]
 
 
@@ -65,6 +71,8 @@ class BlockForm:
     has_levels: bool = False
     has_minimum: bool = False
     has_table: bool = False
+    has_power: bool = False
+    """The scale is a power of 2."""
 
     @property
     def block_size(self) -> int:
@@ -79,8 +87,32 @@ class BlockForm:
     def values(self, codes: NDArray[np.uint8]) -> NDArray[np.int16]:
         """What codes stand for, as multiples of a scale."""
         if self.has_table:
-            return TABLE[codes].astype(np.int16)
+            return self._table[codes].astype(np.int16)
         return codes.astype(np.int16) - np.int16(self.zero)
+
+    def codes(self, values: NDArray[np.int8]) -> NDArray[np.uint8]:
+        """The inverse of `values`."""
+        if self.has_table:
+            numbers = np.zeros(256, np.uint8)
+            numbers[self._table.view(np.uint8)] = np.arange(len(self._table))
+            return numbers[values.view(np.uint8)]
+        return (values.astype(np.int16) + np.int16(self.zero)).astype(np.uint8)
+
+    @property
+    def _table(self) -> NDArray[np.int8]:
+        return TABLE_OF_POWERS if self.has_power else TABLE
+
+    @property
+    def scale_dtype(self) -> np.dtype[Any]:
+        """As the scales are stored."""
+        return np.dtype(np.uint8 if self.has_power else np.float16)
+
+    def scales(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """What stored scales stand for."""
+        found: NDArray[np.float32] = (
+            _POWERS[stored] if self.has_power else stored.astype(np.float32)
+        )
+        return found
 
     @property
     def signed_levels(self) -> bool:
@@ -91,7 +123,11 @@ class BlockForm:
         """What a row's block consists of: how many units, and the bytes of each."""
         parts = 1 + self.has_minimum
         levels = self.block_size // self.run * parts if self.has_levels else 0
-        return ((parts, 2), (levels, 1), (self.block_size // PIECE * self.bits, 4))
+        return (
+            (parts, self.scale_dtype.itemsize),
+            (levels, 1),
+            (self.block_size // PIECE * self.bits, 4),
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -112,12 +148,13 @@ FORMS: Mapping[str, BlockForm] = {
         BlockForm(name="Q5_1", number=3, bits=5, has_minimum=True),
         BlockForm(name="Q8_0", number=4, bits=8),
         BlockForm(name="IQ4_NL", number=5, bits=4, has_table=True),
-        BlockForm(name="Q2_K", number=6, bits=2, run=16, has_levels=True, has_minimum=True),
-        BlockForm(name="Q3_K", number=7, bits=3, run=16, has_levels=True),
-        BlockForm(name="Q4_K", number=8, bits=4, has_levels=True, has_minimum=True),
-        BlockForm(name="Q5_K", number=9, bits=5, has_levels=True, has_minimum=True),
-        BlockForm(name="Q6_K", number=10, bits=6, run=16, has_levels=True),
-        BlockForm(name="IQ4_XS", number=11, bits=4, has_levels=True, has_table=True),
+        BlockForm(name="MXFP4", number=6, bits=4, has_table=True, has_power=True),
+        BlockForm(name="Q2_K", number=7, bits=2, run=16, has_levels=True, has_minimum=True),
+        BlockForm(name="Q3_K", number=8, bits=3, run=16, has_levels=True),
+        BlockForm(name="Q4_K", number=9, bits=4, has_levels=True, has_minimum=True),
+        BlockForm(name="Q5_K", number=10, bits=5, has_levels=True, has_minimum=True),
+        BlockForm(name="Q6_K", number=11, bits=6, run=16, has_levels=True),
+        BlockForm(name="IQ4_XS", number=12, bits=4, has_levels=True, has_table=True),
     )
 }
 """By the type's name in GGUF files."""
@@ -127,13 +164,14 @@ FORMS: Mapping[str, BlockForm] = {
 class BlockParts:
     """Rows of blocks, in parts.
 
-    codes: uint8 [rows, blocks, block_size]. scales, and minima or None: float16 [rows, blocks].
+    codes: uint8 [rows, blocks, block_size]. scales as stored, and minima or None: float16
+    [rows, blocks].
     levels: None, or uint8 [rows, blocks, runs], int8 where they have signs. least_levels: those of
     minima.
     """
 
     codes: NDArray[np.uint8]
-    scales: NDArray[np.float16]
+    scales: NDArray[Any]
     minima: NDArray[np.float16] | None = None
     levels: NDArray[Any] | None = None
     least_levels: NDArray[np.uint8] | None = None
@@ -208,7 +246,7 @@ def parts_of(form: BlockForm, rows: Bytes) -> BlockParts:
         at += nbytes
         return found
 
-    scales = take(1, np.float16)[..., 0]
+    scales = take(1, form.scale_dtype)[..., 0]
     minima = take(1, np.float16)[..., 0] if form.has_minimum else None
     levels = least = None
     if form.has_levels:
@@ -265,7 +303,7 @@ def dequantize(form: BlockForm, rows: Bytes) -> NDArray[np.float32]:
     """Weights [rows, columns] of `row_blocks`. Bytes that no quantiser wrote may give NaN."""
     parts = parts_of(form, rows)
     count, blocks = parts.scales.shape
-    scales = parts.scales.astype(np.float32)[..., None]
+    scales = form.scales(parts.scales)[..., None]
     with np.errstate(over="ignore", invalid="ignore"):
         if parts.levels is not None:
             scales = scales * parts.levels.astype(np.float32)
@@ -298,7 +336,7 @@ def random_parts(
         least = random.integers(0, 64, runs, np.uint8) if form.has_minimum else None
     return BlockParts(
         codes=random.integers(0, 1 << form.bits, (*shape, form.block_size), np.uint8),
-        scales=halves(),
+        scales=random.integers(115, 125, shape, np.uint8) if form.has_power else halves(),
         minima=halves() if form.has_minimum else None,
         levels=levels,
         least_levels=least,

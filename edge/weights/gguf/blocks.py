@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.kernels.matmul_blocks.reference import FORMS, TILE_ROWS, row_blocks, tiles
+from edge.kernels.matmul_blocks.reference import FORMS, BlockForm, BlockParts
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, pack, stacked
 from edge.models.parts import MatrixSlice
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
@@ -123,10 +123,10 @@ class GgufBlocks(StoredBlocks):
             return super().matrix(part)
         size = form.block_size
         blocks = range(part.columns.start // size, -(-part.columns.stop // size))
-        (stored,) = FileBlocks(form.name).arrays(part.num_rows, len(blocks) * size)
-        found = np.empty(stored.shape, np.uint8)
-        rest = np.empty((0, len(blocks), form.row_bytes), np.uint8)
-        at = 0  # tiles
+        pieces = self._pieces(form, part, blocks)
+        return FileBlocks(form.name).of_parts(pieces, part.num_rows, len(blocks) * size)
+
+    def _pieces(self, form: BlockForm, part: MatrixSlice, blocks: range) -> Iterator[BlockParts]:
         for role, rows in part.parts:
             name = self._tensor_name(role)
             own = self._parts.get(name)
@@ -135,15 +135,9 @@ class GgufBlocks(StoredBlocks):
                 for raw in _raw_rows(self._file, own, name, rows, blocks):
                     each = read_blocks(form, block, raw)
                     check_weights(self._store, name, largest_weight(form, each))
-                    rest = np.concatenate([rest, row_blocks(form, each)])
-                    whole = len(rest) // TILE_ROWS
-                    found[at : at + whole] = tiles(form, rest[: whole * TILE_ROWS])
-                    at, rest = at + whole, rest[whole * TILE_ROWS :]
+                    yield each
             except StoreError as error:
                 raise CheckpointError(str(error)) from error
-        if len(rest):
-            found[at:] = tiles(form, rest)
-        return {"blocks": found}
 
 
 def keeps_blocks(block: BlockType, part: TensorPart | None) -> bool:

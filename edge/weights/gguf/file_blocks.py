@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.kernels.matmul_blocks.reference import TABLE, BlockForm, BlockParts
+from edge.kernels.matmul_blocks.reference import BlockForm, BlockParts
 from edge.offload import BlockType
 
 
@@ -14,10 +14,6 @@ def read_blocks(form: BlockForm, block: BlockType, raw: NDArray[np.uint8]) -> Bl
     assert block.coded is not None
     rows, blocks = raw.shape[:2]
     values = block.codes(raw).values.reshape(rows, blocks, form.block_size)
-    if form.has_table:
-        codes = np.searchsorted(TABLE, values).astype(np.uint8)
-    else:
-        codes = (values.astype(np.int16) + form.zero).astype(np.uint8)
 
     def half(at: int) -> NDArray[np.float16]:
         two: NDArray[np.float16] = np.ascontiguousarray(raw[..., at : at + 2]).view(np.float16)
@@ -26,8 +22,8 @@ def read_blocks(form: BlockForm, block: BlockType, raw: NDArray[np.uint8]) -> Bl
     at = block.coded.scale_at
     levels, least = block.coded.levels(raw) if block.coded.levels else (None, None)
     return BlockParts(
-        codes=codes,
-        scales=half(at),
+        codes=form.codes(values),
+        scales=raw[..., at] if form.has_power else half(at),
         minima=half(at + 2) if form.has_minimum else None,
         levels=levels,
         least_levels=least,

@@ -29,6 +29,7 @@ from edge.weights.layout import whole_layout
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.packed.folder import PackedStore
 from edge.weights.packed.matrix import CodedMatrix
+from edge.weights.packed.mxfp4 import KIND, Mxfp4Matrix, Mxfp4Source
 from edge.weights.recipe import Kind, Recipe, rule_role
 from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
@@ -102,7 +103,21 @@ def packed_encoding(
         )
 
     notes = [HEAD_NOTE] * ("head" in rounded) + [_SHUFFLED_NOTE] * bool(cut)
-    return Encoding(recipe=recipe, grades=grades, open=open_source, note="; ".join(notes))
+    packed_form = Encoding(recipe=recipe, grades=grades, open=open_source, note="; ".join(notes))
+    floats_of_4_bits = {role: each for role, each in coded.items() if isinstance(each, Mxfp4Matrix)}
+    own = coded_recipe(spec, {**dict.fromkeys(floats_of_4_bits, KIND), **rounded})
+    if len(floats_of_4_bits) < len(coded) or own is None:
+        return packed_form
+
+    def open_own(
+        tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
+    ) -> WeightSource:
+        blocks = Mxfp4Source(tensors, floats_of_4_bits)
+        return with_rounded(
+            blocks, rounded, tensors, cache_root=cache_root, on_progress=on_progress
+        )
+
+    return replace(packed_form, recipe=own[0], grades=own[1], open=open_own, packed=packed_form)
 
 
 def _rounded_again(coded: Mapping[str, CodedMatrix]) -> Rounded:

@@ -9,20 +9,30 @@ Twice the value of a code is a whole number up to 12, so codes of 8 bits hold it
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import CheckpointError
+from edge.kernels.matmul_blocks.reference import BlockParts
 from edge.models.config import Config
 from edge.models.experts import MAX_EXPERTS
-from edge.models.parts import MAX_SIZE
+from edge.models.parts import MAX_SIZE, MatrixSlice
+from edge.offload import StoreError
+from edge.weights.block_rounding import largest_weight
+from edge.weights.file_blocks import FileBlocks
+from edge.weights.float_matrices import FloatSource
+from edge.weights.matrix_kind import CheckpointTensors
 from edge.weights.packed.matrix import CodedMatrix, Grid, PackedMatrix, Tensors
+from edge.weights.weight_limits import check_weights
 
 BLOCKS = "_blocks"
 _SCALES = "_scales"
 _BLOCK, _BLOCK_BYTES = 32, 16
+_PIECE_BYTES = 1 << 22
 _ZERO = 128
 _CODES = (_ZERO + np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))).astype(
     np.uint8
@@ -30,6 +40,8 @@ _CODES = (_ZERO + np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, 
 """Twice the values of 4-bit codes, as codes of 8 bits."""
 _POWERS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
 """Half of the scales, because the codes are doubled."""
+KIND = FileBlocks("MXFP4")
+"""The blocks of GGUF files of this name, whose codes are in another order."""
 _MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
@@ -83,6 +95,17 @@ class Mxfp4Matrix(CodedMatrix):
         start = first * _BLOCK
         return _CODES[halves[:, columns.start - start : columns.stop - start]]
 
+    def parts(self, rows: range, columns: range) -> Iterator[BlockParts]:
+        """These rows of all blocks that have some of the columns, a piece of rows at a time."""
+        blocks = slice(columns.start // _BLOCK, -(-columns.stop // _BLOCK))
+        step = max(1, _PIECE_BYTES // self.shape[1])
+        for first in range(rows.start, rows.stop, step):
+            few = range(first, min(first + step, rows.stop))
+            packed, powers = (self._read(each, few)[:, blocks] for each in self.tensors)
+            halves = np.stack([packed & 15, packed >> 4], axis=-1)
+            codes = halves.reshape(*powers.shape, _BLOCK)
+            yield BlockParts(codes=codes, scales=powers)
+
     def grid(self, rows: range, groups: range) -> Grid:
         powers = self._read(self.tensors[1], rows)[:, groups.start : groups.stop]
         return Grid(scales=_POWERS[powers], zeros=float(_ZERO))
@@ -94,3 +117,27 @@ class Mxfp4Matrix(CodedMatrix):
         found: NDArray[Any]
         (found,) = self.store.read(name, range(self.number, self.number + 1), run)
         return found[:: kept.step]
+
+
+class Mxfp4Source(FloatSource):
+    """Reads these matrices, by role, as blocks in their own bits, and the rest as float32."""
+
+    def __init__(self, tensors: CheckpointTensors, matrices: Mapping[str, Mxfp4Matrix]) -> None:
+        super().__init__(tensors.store, tensors.tensor_name, tensors.norm_offset)
+        self._matrices = matrices
+
+    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
+        if part.parts[0][0] not in self._matrices:
+            return super().matrix(part)
+        first = part.columns.start // _BLOCK * _BLOCK
+        return KIND.of_parts(self._pieces(part), part.num_rows, part.columns.stop - first)
+
+    def _pieces(self, part: MatrixSlice) -> Iterator[BlockParts]:
+        for role, rows in part.parts:
+            name = self._tensor_name(role)
+            try:
+                for each in self._matrices[role].parts(rows, part.columns):
+                    check_weights(self._store, name, largest_weight(KIND.form, each))
+                    yield each
+            except StoreError as error:
+                raise CheckpointError(str(error)) from error

@@ -17,6 +17,7 @@
 #define F_TAKE_PRODUCT(sum, a, b) _mm512_fnmadd_ps(a, b, sum)
 #define F_OF(whole) _mm512_cvtepi32_ps(whole)
 #define F_HALVES(at) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(at)))
+#define F_POWERS(at) powers(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(at))))
 #define F_BYTES(at) _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(at))))
 #define F_SIGNED_BYTES(at) \
   _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at))))
@@ -29,8 +30,8 @@
 #define B_RIGHT(bytes, by) _mm512_srli_epi16(bytes, by)
 #define B_MOVE(bytes, from, to) \
   ((from) < (to) ? B_LEFT(bytes, (to) - (from)) : B_RIGHT(bytes, (from) - (to)))
-#define B_LOOK_UP(codes) \
-  _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)TABLE)), codes)
+#define B_LOOK_UP(table, codes) \
+  _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(table))), codes)
 #define B_SIGNED(bytes) bytes
 #define P_ZERO() 0
 #define SIGNED(bits) 0
@@ -38,6 +39,13 @@
   (sum = _mm512_dpbusd_epi32(sum, weights, four_of(inputs)))
 #define FLUSHES(bits, run, i) 0
 #define FLUSH(sum, pairs) (void)0
+
+INLINE __m512 powers(__m512i bytes) { /* POWER_BITS */
+  const __m512i one = _mm512_set1_epi32(1), least = _mm512_set1_epi32(0x200000);
+  const __m512i few = _mm512_sllv_epi32(least, _mm512_min_epi32(bytes, one));
+  return _mm512_castsi512_ps(
+      _mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(bytes, one), 23), few));
+}
 
 INLINE __m512i four_of(const int8_t *inputs) {
   int32_t four;

@@ -20,7 +20,7 @@
 enum { LAYOUT_VERSION = 1 };   /* raised with every change of the layout */
 enum { OPERATOR_VERSION = 2 }; /* raised with every change of the operator's inputs or types */
 enum { ROWS = 16, PIECE = 32 }; /* columns whose inputs share a scale */
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TYPES };
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TYPES };
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
@@ -39,9 +39,10 @@ INLINE int bits_of(int type) {
     default: return 4;
   }
 }
-INLINE int has_table(int type) { return type == IQ4_NL || type == IQ4_XS; }
+INLINE int has_table(int type) { return type == IQ4_NL || type == MXFP4 || type == IQ4_XS; }
+INLINE int has_power(int type) { return type == MXFP4; } /* a byte for a scale: its exponent */
 /* Bits of what is multiplied: a code, or what it stands for. */
-INLINE int width_of(int type) { return has_table(type) ? 8 : bits_of(type); }
+INLINE int width_of(int type) { return type == MXFP4 ? 5 : has_table(type) ? 8 : bits_of(type); }
 INLINE int has_two_levels(int type) { return type >= Q2_K; }
 INLINE int has_minimum(int type) {
   return type == Q4_1 || type == Q5_1 || type == Q2_K || type == Q4_K || type == Q5_K;
@@ -53,7 +54,7 @@ INLINE int zero_of(int type) { return has_minimum(type) ? 0 : 1 << (width_of(typ
 INLINE int block_of(int type) { return has_two_levels(type) ? 256 : 32; }
 INLINE int piece_bytes(int type) { return 64 * bits_of(type); }
 INLINE int head_bytes(int type) { /* of a tile: its scales */
-  int halves = 2 * ROWS * (1 + has_minimum(type));
+  int halves = has_power(type) ? ROWS : 2 * ROWS * (1 + has_minimum(type));
   return has_two_levels(type) ? halves + (256 / run_of(type)) * ROWS * (1 + has_minimum(type))
                               : halves;
 }
@@ -61,9 +62,15 @@ INLINE int tile_bytes(int type) {
   return head_bytes(type) + block_of(type) / PIECE * piece_bytes(type);
 }
 
-/* What the codes of types with a table stand for, plus 128. */
+/* What the codes of types with a table stand for, plus `zero_of` these. */
 static const uint8_t TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 118,
                                   129, 141, 153, 166, 181, 197, 217, 241};
+static const uint8_t TABLE_OF_POWERS[16] = {16, 17, 18, 19, 20, 22, 24, 28,
+                                            16, 15, 14, 13, 12, 10, 8,  4};
+INLINE const uint8_t *table_of(int type) { return has_power(type) ? TABLE_OF_POWERS : TABLE; }
+/* The bits of a float32: 2 to the power of a byte less 128. The least two have fewer digits. */
+#define POWER_BITS(byte) \
+  ((byte) > 1 ? ((uint32_t)(byte) - 1) << 23 : (uint32_t)0x200000 << (byte))
 
 /* The inputs of one row of a product, rounded to 8 bits in pieces of 32. */
 typedef struct {

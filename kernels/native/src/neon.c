@@ -17,6 +17,7 @@
 #define F_TAKE_PRODUCT(sum, a, b) vfmsq_f32(sum, a, b)
 #define F_OF(whole) vcvtq_f32_s32(whole)
 #define F_HALVES(at) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t *)(at))))
+#define F_POWERS(at) powers(vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(at)))))
 #define F_BYTES(at) vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(at)))))
 #define F_SIGNED_BYTES(at) \
   vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(at))))))
@@ -28,7 +29,7 @@
 #define B_LEFT(bytes, by) vshlq_u8(bytes, vdupq_n_s8(by))
 #define B_RIGHT(bytes, by) vshlq_u8(bytes, vdupq_n_s8(-(by)))
 #define B_MOVE(bytes, from, to) B_LEFT(bytes, (to) - (from))
-#define B_LOOK_UP(codes) vqtbl1q_u8(vld1q_u8(TABLE), codes)
+#define B_LOOK_UP(table, codes) vqtbl1q_u8(vld1q_u8(table), codes)
 #define B_SIGNED(bytes) veorq_u8(bytes, vdupq_n_u8(0x80))
 #define P_ZERO() 0
 #define SIGNED(bits) ((bits) == 8)
@@ -41,6 +42,12 @@ INLINE uint8x8_t four_bytes(const uint8_t *at) {
   uint32_t four;
   memcpy(&four, at, sizeof four);
   return vreinterpret_u8_u32(vdup_n_u32(four));
+}
+
+INLINE float32x4_t powers(uint32x4_t bytes) { /* POWER_BITS */
+  const int32x4_t own = vreinterpretq_s32_u32(bytes), one = vdupq_n_s32(1);
+  const int32x4_t few = vshlq_s32(vdupq_n_s32(0x200000), vminq_s32(own, one));
+  return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(own, one), 23), few));
 }
 
 INLINE int8x16_t four_of(const int8_t *inputs) {

@@ -14,6 +14,7 @@
 #define F_TAKE_PRODUCT(sum, a, b) fmaf(-(a), b, sum)
 #define F_OF(whole) ((float)(whole))
 #define F_HALVES(at) half_at(at)
+#define F_POWERS(at) power_at(at)
 #define F_BYTES(at) ((float)*(at))
 #define F_SIGNED_BYTES(at) ((float)(int8_t) * (at))
 #define F_STORE(at, value) (*(at) = (value))
@@ -26,7 +27,7 @@
 #define B_RIGHT(bytes, by) ((bytes) >> (by))
 #define B_MOVE(bytes, from, to) \
   ((from) < (to) ? B_LEFT(bytes, (to) - (from)) : B_RIGHT(bytes, (from) - (to)))
-#define B_LOOK_UP(codes) look_up(codes)
+#define B_LOOK_UP(table, codes) look_up(table, codes)
 #define B_SIGNED(bytes) (bytes)
 #define P_ZERO() 0
 #define SIGNED(bits) 0
@@ -38,9 +39,9 @@ INLINE uint32_t four_bytes(const uint8_t *at) {
   return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-INLINE uint32_t look_up(uint32_t codes) {
+INLINE uint32_t look_up(const uint8_t *table, uint32_t codes) {
   uint32_t found = 0;
-  for (int i = 0; i < 4; i++) found |= (uint32_t)TABLE[codes >> 8 * i & 15] << 8 * i;
+  for (int i = 0; i < 4; i++) found |= (uint32_t)table[codes >> 8 * i & 15] << 8 * i;
   return found;
 }
 
@@ -48,6 +49,13 @@ INLINE int32_t product_of_four(uint32_t weights, const int8_t *inputs) {
   int32_t sum = 0;
   for (int i = 0; i < 4; i++) sum += (int32_t)(weights >> 8 * i & 255) * inputs[i];
   return sum;
+}
+
+INLINE float power_at(const uint8_t *at) {
+  const uint32_t bits = POWER_BITS(*at);
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 INLINE float half_at(const uint8_t *at) {

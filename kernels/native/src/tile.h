@@ -21,8 +21,8 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
   F sums[MOST];
   for (int t = 0; t < count; t++) sums[t] = F_ZERO();
   for (size_t block = 0; block < blocks; block++, tile += tile_bytes(type)) {
-    const uint8_t *halves = tile + 2 * LANES * part;
-    const F scale = F_HALVES(halves);
+    const uint8_t *halves = tile + (has_power(type) ? 1 : 2) * LANES * part;
+    const F scale = has_power(type) ? F_POWERS(halves) : F_HALVES(halves);
     const F least = minimum ? F_HALVES(halves + 2 * ROWS) : F_ZERO();
     const uint8_t *levels = tile + 2 * ROWS * (1 + minimum) + LANES * part;
     const uint8_t *codes = tile + head_bytes(type) + 4 * LANES * part;
@@ -62,8 +62,8 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
           up = B_OR(up, B_AND(B_MOVE(more, 4 + i, bits - 1), 1 << (bits - 1)));
         }
         if (has_table(type)) {
-          low = B_LOOK_UP(low);
-          up = B_LOOK_UP(up);
+          low = B_LOOK_UP(table_of(type), low);
+          up = B_LOOK_UP(table_of(type), up);
         }
         if (SIGNED(width)) {
           low = B_SIGNED(low);
@@ -134,6 +134,7 @@ PRODUCTS(Q5_0)
 PRODUCTS(Q5_1)
 PRODUCTS(Q8_0)
 PRODUCTS(IQ4_NL)
+PRODUCTS(MXFP4)
 PRODUCTS(Q2_K)
 PRODUCTS(Q3_K)
 PRODUCTS(Q4_K)
@@ -179,7 +180,7 @@ const Kernels *JOIN(NAME, kernels)(void) {
 #define OF(type) JOIN(JOIN(products, type), NAME)
   static const Kernels found = {
       STRING(NAME), JOIN(round, NAME),
-      {OF(Q4_0), OF(Q4_1), OF(Q5_0), OF(Q5_1), OF(Q8_0), OF(IQ4_NL), OF(Q2_K), OF(Q3_K),
-       OF(Q4_K), OF(Q5_K), OF(Q6_K), OF(IQ4_XS)}};
+      {OF(Q4_0), OF(Q4_1), OF(Q5_0), OF(Q5_1), OF(Q8_0), OF(IQ4_NL), OF(MXFP4), OF(Q2_K),
+       OF(Q3_K), OF(Q4_K), OF(Q5_K), OF(Q6_K), OF(IQ4_XS)}};
   return &found;
 }
