@@ -126,7 +126,7 @@ class LoadOptions:
     dtype: Dtype = option(
         AUTO,
         help="Weight format. auto: the format of the file or folder, if it is quantised, else "
-        "int4. int4 keeps 8 bits where models are most sensitive (the head, keys, values, and "
+        "int4. int4 keeps more bits where models are most sensitive (the head, keys, values, and "
         "down in a part of the layers); int4-pure has 4 everywhere. int3 has 2 bits in half of "
         "the weights, int2 in most: answers get much worse, those of small models useless.",
     )
@@ -142,8 +142,8 @@ class LoadOptions:
     block_size: int | None = option(
         None,
         choices=BLOCK_SIZES,
-        help="Weights that share a scale: smaller is closer, larger faster.  "
-        "[default: 64 for most of int4, up to 128 in int3 and int2, else 32]",
+        help="Weights that share a scale: smaller is closer, larger faster. int4 is then packed, and "
+        "takes more bits.  [default: of int4 its own, up to 128 in int3 and int2, else 32]",
     )
 
     accuracy: Accuracy = option(
@@ -197,7 +197,7 @@ class LoadOptions:
         "was an answer before. One int4 request alone is then a fifth slower, and the next "
         "turn of a conversation computes the last answer again; CPU peers only.",
     )
-    """In int4, and in int8 with blocks of 128, rounding of a row differs slightly when other rows
+    """In packed int4, and in int8 with blocks of 128, rounding of a row differs slightly when other rows
     are in its step. Float32 and blocks of 32 are always batch invariant, at no cost, but for
     guessed tokens (`speculate`), which this option turns off."""
 

@@ -218,8 +218,8 @@ def weight_format(
     own: Encoding | Rounded | None = None,
     packs_blocks: bool = False,
 ) -> WeightFormat:
-    """The format for this model. own: the checkpoint's encoding. packs_blocks: for devices that lack
-    kernels for blocks of files.
+    """The format for this model. own: the checkpoint's encoding. packs_blocks: without blocks of
+    files, for devices that lack kernels for these.
 
     block_size: None for the format's default. Raises as `check_format`.
     """

@@ -33,7 +33,7 @@ _WIDE = 256
 _LEAST_CUT = 6 * _WIDE
 """Columns of a matrix that devices divide in multiples of 256; fewer leave too few ways."""
 _TYPES = {"usual": "Q4_K", "head": "Q5_K", "inputs": "Q6_K", "down": "Q5_K"}
-"""Types of blocks of files. inputs: keys and values. down: of the layers that are most sensitive."""
+"""Types of blocks of files. inputs: keys and values. down: of the most sensitive layers."""
 _NARROW_TYPES = {"usual": "Q5_0", "head": "Q5_1", "inputs": "Q8_0", "down": "Q5_1"}
 """The same with blocks of 32 columns, where the hidden state has no multiple of 256."""
 _FINE_TYPES = {"usual": "Q5_K", "head": "Q6_K", "inputs": "Q6_K", "down": "Q6_K"}
@@ -53,10 +53,10 @@ def pure_int4(spec: ModelSpec, block_size: int | None) -> Encoding:
 def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     """4 bits, and more where models are most sensitive: in blocks of files, or packed.
 
-    block_size: only packed ones have a choice. Experts are packed.
+    block_size: only packed ones have a choice.
     """
     packed = _packed_int4(spec, block_size)
-    found = None if block_size is not None or spec.has_experts else _block_int4(spec)
+    found = None if block_size is not None else _block_int4(spec)
     if found is None:
         return packed
     return replace(mixed(*found), packed=packed)

@@ -85,7 +85,7 @@ def test_codes_are_computed_with_as_they_stand(
     tokens = checkpoint.prompt(6)
     with triton_plan(checkpoint, "tensor_2", tmp_path, dtype=dtype) as model:
         found = model.forward(chunk("a", tokens))[0]
-    expected = ReferenceModel(checkpoint, dtype=dtype).logits(tokens)
+    expected = ReferenceModel(checkpoint, dtype=dtype, packed=True).logits(tokens)
     assert relative_error(found, expected) <= LARGEST_ERROR_OF_CODES
 
 
@@ -107,7 +107,7 @@ def test_experts_of_codes_are_computed_with_as_they_stand(
         many = model.forward(chunk("a", tokens))[0]
         model.forward(chunk("b", tokens[:5], rows=0))
         few = model.forward(chunk("b", tokens[5:], 5))[0]
-    expected = ReferenceModel(checkpoint, dtype=dtype).logits(tokens)
+    expected = ReferenceModel(checkpoint, dtype=dtype, packed=True).logits(tokens)
     assert relative_error(many, expected) <= LARGEST_ERROR_OF_CODES
     assert relative_error(few, expected[5:]) <= LARGEST_ERROR_OF_CODES
 
@@ -166,7 +166,7 @@ def test_products_in_bfloat16_err_as_little_as_that_allows(
     tokens = checkpoint.prompt(6)
     with triton_plan(checkpoint, "solo", tmp_path, dtype="int4", activations="bfloat16") as model:
         found = model.forward(chunk("a", tokens))[0]
-    expected = ReferenceModel(checkpoint, dtype="int4").logits(tokens)
+    expected = ReferenceModel(checkpoint, dtype="int4", packed=True).logits(tokens)
     assert 1e-4 < relative_error(found, expected) <= LARGEST_ERROR_OF_BFLOAT16
 
 

@@ -62,7 +62,7 @@ IN_ORDER: dict[str, Case] = {
     "mlx": ("qwen3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
     "fused gptq": ("phi3_in_blocks", gptq(), "4 bits in blocks of 32"),
     "experts of gptq": ("qwen2_moe_in_blocks", gptq(), "4 bits in blocks of 32"),
-    "mxfp4": ("gpt_oss_in_blocks", None, "MXFP4 as in the file"),
+    "mxfp4": ("gpt_oss_in_blocks", None, "blocks of MXFP4"),
     "fused mlx": ("phi3_in_blocks", mlx(), "as stored: 4 bits in blocks of 32 with offsets"),
     "linear attention of gptq": ("qwen3_5_in_blocks", gptq(), "4 bits in blocks of 32"),
     "convolutions and experts of compressed": (

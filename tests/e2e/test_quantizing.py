@@ -80,7 +80,7 @@ def test_less_is_lost_than_by_rounding_alone(
     plain = one.quality(MODEL, dtype="int4", text=known_text, progress=False, **READ)
     found = one.quality(made.path, against=MODEL, text=known_text, progress=False, **READ)
     assert found.measured.format == f"{AS_STORED}, fast"
-    assert found.measured.bytes_per_weight == plain.measured.bytes_per_weight
+    assert found.measured.bytes_per_weight <= plain.measured.bytes_per_weight
     assert found.measured.bytes_per_weight == made.bytes_per_weight
     assert found.measured.mean_kl < 0.75 * plain.measured.mean_kl
 

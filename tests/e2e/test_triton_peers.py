@@ -147,7 +147,7 @@ def test_both_kinds_of_peer_compute_with_the_same_codes(
     plan = plan_of(checkpoint, "tensor_2", "ort", multiple=32)
     with cluster.load(checkpoint.path, dtype="int4", accuracy="high", plan=plan) as model:
         found = model.logits(prompt)
-    expected = ReferenceModel(checkpoint, dtype="int4").logits(prompt)
+    expected = ReferenceModel(checkpoint, dtype="int4", packed=True).logits(prompt)
     error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
     assert error <= LARGEST_ERROR_OF_CODES
 

@@ -25,6 +25,7 @@ from edge.kernels.layer_norm.reference import layer_norm
 from edge.kernels.linear_attention.reference import linear_attention
 from edge.kernels.logits.reference import finish_logits
 from edge.kernels.matmul.reference import matmul
+from edge.kernels.matmul_blocks.reference import rounded_inputs
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from edge.kernels.rms_norm.reference import rms_norm
 from edge.kernels.rope.reference import rope
@@ -38,6 +39,7 @@ from edge.models.plain_mlp import PlainMlp
 from edge.models.short_convolution import ShortConvolution
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.formats import weight_format
 from edge.weights.observation import ObservedRun
 
@@ -71,9 +73,12 @@ class ReferenceModel:
         *,
         dtype: str = "float32",
         block_size: int | None = None,
+        packed: bool = False,
     ) -> None:
+        """packed: int4 as devices without kernels for blocks of files have it."""
         self.spec: ModelSpec = checkpoint.spec
         self.dtype, self.block_size = dtype, block_size
+        self.in_blocks = dtype == "int4" and block_size is None and not packed
         weights = checkpoint.llama_weights
         self._table = weights["model.embed_tokens.weight"]
         for name in [each for each in weights if each.endswith("kv_b_proj.weight")]:
@@ -92,6 +97,8 @@ class ReferenceModel:
             return 8, 32
         if self.dtype in ("int3", "int2"):
             return self._held_in_few_bits(name)
+        if self.in_blocks:
+            return 4, 32  # of rounded inputs; `_block_type` tells more
         if self.dtype != "int4":
             return {"float32": 32, "int8": 8, "int4-pure": 4}[self.dtype], given or 32
         hidden = self.spec.hidden_size
@@ -112,6 +119,26 @@ class ReferenceModel:
         if inner < 0 or inner % 3 == 2 or layer >= 7 * layers // 8:
             return 8, max(size, 64) if fits else size
         return 4, size
+
+    def _block_type(self, name: str, columns: int) -> str:
+        """The blocks of a matrix, as docs/guide/quality.md tells them."""
+        is_down = "down_proj" in name
+        wide = columns % 256 == 0 and not (is_down and columns < 1536)
+        of_three = (
+            "Q4_K Q5_K Q6_K Q5_K"
+            if wide and self.spec.hidden_size % 256 == 0
+            else "Q5_K Q6_K Q6_K Q6_K" if wide else "Q5_0 Q5_1 Q8_0 Q5_1"
+        ).split()  # fmt: skip
+        if "lm_head" in name:
+            return of_three[1]
+        if any(part in name for part in ("k_proj", "v_proj", "kv_a_proj", "kv_b_proj")):
+            return of_three[2]
+        if is_down:
+            layers, layer = self.spec.num_layers, int(name.split(".")[2])
+            inner = layer - layers // 8
+            if inner < 0 or inner % 3 == 2 or layer >= 7 * layers // 8:
+                return of_three[3]
+        return of_three[0]
 
     def _held_in_few_bits(self, name: str) -> tuple[int, int]:
         in_2_bits: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -365,6 +392,11 @@ class ReferenceModel:
         bits, block_size = self.held_in(name)
         if bits == 32:
             return weight
+        if self.in_blocks and bits == 4:
+            rows, columns = weight.shape
+            kind = FileBlocks(self._block_type(name, columns))
+            whole: Array = kind.floats(kind.rounded(weight).__getitem__, columns)[:rows]
+            return whole
         zero_points = self.dtype in ("int4", "int3", "int2") and bits < 8
         return dequantize(
             quantize(weight, bits=bits, block_size=block_size, zero_points=zero_points)
@@ -395,6 +427,7 @@ class IntegerReferenceModel(ReferenceModel):
     def __init__(self, exact: ReferenceModel, plan: Plan) -> None:
         """With the rounded weights of `exact`."""
         self.spec, self.dtype, self.block_size = exact.spec, exact.dtype, exact.block_size
+        self.in_blocks = exact.in_blocks
         self._table, self._weights = exact._table, exact._weights
         self._cuts: dict[str, tuple[int, ...]] = {}
         kinds = weight_format(self.spec, self.dtype, self.block_size).graded(self.spec).layers
@@ -427,10 +460,18 @@ class IntegerReferenceModel(ReferenceModel):
         of_layer = re.sub(r"experts\.\d+\.", "", name)
         cuts = sorted({0, *self._cuts.get(of_layer, ()), x.shape[-1]})
         pieces = [
-            rounded_activations(x[..., start:stop], self.held_in(name)[1], first_column=start)
+            self._rounded_inputs(x[..., start:stop], name, start)
             for start, stop in itertools.pairwise(cuts)
         ]
         return super()._linear(np.concatenate(pieces, axis=-1), name)
+
+    def _rounded_inputs(self, x: Array, name: str, first_column: int) -> Array:
+        bits, size = self.held_in(name)
+        if not self.in_blocks or bits == 8:
+            return rounded_activations(x, size, first_column=first_column)
+        left = first_column % 32
+        padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(left, 0)])
+        return rounded_inputs(padded)[..., left:]
 
 
 def rounded_activations(x: Array, block_size: int, *, first_column: int = 0) -> Array:

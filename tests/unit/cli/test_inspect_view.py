@@ -52,7 +52,7 @@ def test_a_folder() -> None:
         "chat template default: 449 characters",
         "0–5 8 4 16 352 all tokens none usual",
         "BF16 57 1.3 M 2.5 MiB 16",
-        "auto 0.709 1.1 MiB 135.7 MiB yes as int4",
+        "auto 0.728 1.0 MiB 135.7 MiB yes as int4",
         "int8 1.125 1.6 MiB 136.3 MiB yes 8 bits in blocks of 32, "
         "9 bits a weight with their scales",
         "float32 3.0 KiB 1.5 MiB",
@@ -85,7 +85,7 @@ def test_layers_of_two_kinds_and_blocks(
     write_gguf(path, tiny_checkpoint("llama_in_blocks").path, kind=Type.Q4_K)
     out = run_edge("inspect", path).out
     assert "form GGUF," in " ".join(out.split())
-    assert "as stored: Q4_K as in the file" in out
+    assert "as stored: blocks of Q4_K" in out
 
 
 def test_one_that_fits_nowhere(capsys: pytest.CaptureFixture[str]) -> None:

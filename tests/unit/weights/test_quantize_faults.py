@@ -67,7 +67,8 @@ def dying_write(descriptor, data, offset):
 durable.write_at = dying_write
 with SafetensorsStore(source) as store:
     names = [name for name in store.names() if name not in {"norm", "ids"}]
-    quantize.open_quantized(store, names, QuantizedFormat(bits=4, block_size=32), cache_root=root).close()
+    rounding = QuantizedFormat(bits=4, block_size=32)
+    quantize.open_quantized(store, names, rounding, cache_root=root).close()
 """
 
 
