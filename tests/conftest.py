@@ -28,7 +28,7 @@ from edge.host.state_paths import STATE_VARIABLE
 from edge.membership.store import CONFIG_VARIABLE
 from edge.system.kind import PORTABLE
 from tests.support import passing_time
-from tests.support.forked import IMPORTED, ForkingPopen, Original
+from tests.support.forked import IMPORTED, MODULE, ForkingPopen, Original
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint
@@ -78,8 +78,9 @@ def edge_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_processes() -> Iterator[None]:
-    """`python -m edge` is forked, not begun anew."""
+    """`python -m edge` is forked, not begun anew, and so are modules of tests."""
     originals = {kind: Original(kind, on_start=_shared.add) for kind in IMPORTED}
+    originals[MODULE] = Original.of_this_process(_shared.add)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForkingPopen, "originals", originals, raising=False)
         patch.setattr(subprocess, "Popen", ForkingPopen)

@@ -8,6 +8,9 @@ an environment and a parent as any other process has, and with the same `edge.__
 What a start itself does is put to the test elsewhere, by processes that are begun anew: those of
 the README, and wherever a test has the fixture `begun_anew`. A program of `known_rates` starts
 daemons of its own: those are forked from a copy of it as it was when it began.
+
+Modules of the tests that compute in a process of their own (`run_module`) are forked from a copy of
+the worker as it was before its first test: all that the tests import is there already.
 """
 
 from __future__ import annotations
@@ -31,9 +34,11 @@ import sys
 import tempfile
 import termios
 import threading
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from edge.cli.main import COMMANDS
 from edge.system.heap import with_malloc_settings
@@ -61,6 +66,11 @@ _RATES = "tests.support.known_rates"
 """`edge` itself, whose peers know their speed."""
 
 _PROGRAMS = ("edge", _RATES)
+
+MODULE = "module of tests"
+"""What is forked from a copy of this process, in place of those that are started for it."""
+
+_STRICTLY = ["-W", "error"]
 
 _PEER = (
     # As much as it will have when it measures its own memory: of ONNX Runtime it has threads.
@@ -125,6 +135,24 @@ class Original:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._copy: int | None = None
+
+    @classmethod
+    def of_this_process(cls, on_start: Callable[[int], None]) -> Original:
+        """A copy of this process as it is now, from which modules of tests are forked."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with warnings.catch_warnings():
+            # What other threads may hold, such as those of pytest-xdist, no copy asks for.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            copy = os.fork()
+        if not copy:
+            ours.close()
+            _serve_modules(theirs)
+        theirs.close()
+        on_start(copy)
+        original = cls.begun(MODULE, ours, os.environ)
+        original._copy = copy
+        return original
 
     @classmethod
     def begun(cls, kind: str, control: socket.socket, environment: Mapping[str, str]) -> Original:
@@ -165,6 +193,9 @@ class Original:
         if self._process is not None and self._control is not None:
             self._control.close()
             self._process.wait()
+        if self._copy is not None and self._control is not None:
+            self._control.close()
+            os.waitpid(self._copy, 0)
 
 
 class ForkingPopen(subprocess.Popen[Any]):
@@ -182,13 +213,18 @@ class ForkingPopen(subprocess.Popen[Any]):
         network = None
         if words[:1] == ["nsenter"] and words[1].startswith(_IN_NETWORK):
             network, words = words[1].removeprefix(_IN_NETWORK), words[2:]
+        is_strict = words[1:3] == _STRICTLY
+        if is_strict:
+            del words[1:3]
         if words[1:2] == ["-P"]:  # it has no folder of this moment in its path
             del words[1]
-        original = self.originals.get(_kind_of(words, environment))
+        kind = _kind_of(words, environment)
+        original = self.originals.get(kind)
         if (
             original is None
+            or is_strict != (kind == MODULE)
             or words[:2] != [sys.executable, "-m"]
-            or words[2:3] not in [[program] for program in _PROGRAMS]
+            or (kind != MODULE and words[2:3] not in [[program] for program in _PROGRAMS])
             or any(named.get(name, value) != value for name, value in _ORDINARY.items())
             or not original.is_like(environment)
         ):
@@ -214,6 +250,8 @@ def _kind_of(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """One of `IMPORTED`."""
     if words[2:3] == [_RATES]:
         return "command with peers"
+    if words[2:3] and words[2].startswith("tests.") and environment.get(_INTERPRETED) != "0":
+        return MODULE
     if words[3:4] != ["peer"]:
         return "another command"
     options = itertools.pairwise(words)
@@ -324,11 +362,49 @@ def _copied(asked: dict[str, Any], environment: Mapping[str, str]) -> dict[str, 
         return asked
     ours.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _say_nothing()
+    return _serve(theirs)
+
+
+def _serve_modules(control: socket.socket) -> NoReturn:
+    """As a copy of a process with tests: fork modules, whose warnings are errors, until nobody
+    asks. Nothing that the tests would do at their end is done here."""
+    code = 1
+    try:
+        atexit._clear()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _say_nothing()
+        asked = _serve(control)
+        if asked is None:
+            os._exit(0)
+        warnings.simplefilter("error")
+        # That of pytest finds test modules first, and cannot run one.
+        sys.meta_path[:] = [each for each in sys.meta_path if not hasattr(each, "_rewritten_names")]
+        sys.modules.pop(asked["command"][2], None)
+        code = _run(asked["command"][2])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _end(code)
+        os._exit(1)
+
+
+def _say_nothing() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nowhere, stream)
     os.close(nowhere)
-    return _serve(theirs)
+
+
+def _run(program: str) -> int:
+    """Its code; raises where Python would tell more than a number."""
+    try:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, int | None):
+            return end.code or 0
+        raise
+    return 0
 
 
 def _end(code: int) -> None:
@@ -365,10 +441,4 @@ if __name__ == "__main__":
     if asked is not None and asked["command"][2] == _RATES:
         asked = _copied(asked, environment)
     if asked is not None:
-        try:
-            runpy.run_module(asked["command"][2], run_name="__main__", alter_sys=True)
-        except SystemExit as end:
-            if isinstance(end.code, int | None):
-                _end(end.code or 0)
-            raise
-        _end(0)
+        _end(_run(asked["command"][2]))
