@@ -18,7 +18,33 @@ SHARED: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 
-_LLAMA3_ROPE = {
+Configured = tuple[str, Mapping[str, Any]]
+"""A model_type and the configuration."""
+
+
+def _decoder(
+    model_type: str,
+    sizes: tuple[int, int, int, int, int],
+    *,
+    layers: int = 4,
+    **more: Any,
+) -> Configured:
+    """`sizes`: of hidden states, columns, heads, KV heads and the vocabulary."""
+    names = (
+        *("hidden_size", "intermediate_size"),
+        *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+    )
+    named = dict(zip(names, sizes, strict=True))
+    return model_type, {**named, "num_hidden_layers": layers, **more}
+
+
+def _kinds(letters: str) -> list[str]:
+    """The attention of each layer by its first letter: full, sliding or linear."""
+    names = {"f": "full_attention", "s": "sliding_attention", "l": "linear_attention"}
+    return [names[letter] for letter in letters]
+
+
+_LLAMA3_ROPE: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 8.0,
@@ -27,78 +53,7 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "llama": (
-        "llama",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "vocab_size": 128,
-            "rope_parameters": _LLAMA3_ROPE,
-        },
-    ),
-    "llama_with_biases": (
-        "llama",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 20,
-            "vocab_size": 131,
-            "attention_bias": True,
-            "mlp_bias": True,
-        },
-    ),
-    "mistral": (
-        "mistral",
-        {
-            "hidden_size": 72,
-            "intermediate_size": 101,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 24,
-            "vocab_size": 157,
-            "sliding_window": 8,
-        },
-    ),
-    "qwen2": (
-        "qwen2",
-        {
-            "hidden_size": 80,
-            "intermediate_size": 113,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 5,
-            "num_key_value_heads": 5,
-            "vocab_size": 131,
-            "use_sliding_window": True,
-            "sliding_window": 6,
-            "max_window_layers": 2,
-        },
-    ),
-    "qwen3": (
-        "qwen3",
-        {
-            "hidden_size": 66,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 1,
-            "head_dim": 64,
-            "vocab_size": 131,
-            "tie_word_embeddings": True,
-        },
-    ),
-}
-"""name → (model_type, configuration)."""
-
-_YARN = {
+_YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 8.0,
@@ -106,6 +61,63 @@ _YARN = {
     "beta_fast": 4.0,
     "mscale": 1.0,
     "mscale_all_dim": 0.5,
+}
+
+_HALF_ROTATED: dict[str, Any] = {
+    "rope_type": "default",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 0.5,
+}
+
+FAMILIES: Mapping[str, Configured] = {
+    "llama": _decoder("llama", (64, 96, 8, 2, 128), head_dim=16, rope_parameters=_LLAMA3_ROPE),
+    "llama_with_biases": _decoder(
+        "llama", (60, 90, 6, 3, 131), head_dim=20, attention_bias=True, mlp_bias=True
+    ),
+    "mistral": _decoder("mistral", (72, 101, 6, 2, 157), head_dim=24, sliding_window=8),
+    "qwen2": _decoder(
+        "qwen2",
+        (80, 113, 5, 5, 131),
+        use_sliding_window=True,
+        sliding_window=6,
+        max_window_layers=2,
+    ),
+    "qwen3": _decoder("qwen3", (66, 90, 6, 1, 131), head_dim=64, tie_word_embeddings=True),
+}
+"""By name."""
+
+_GEMMA2: dict[str, Any] = {
+    "sliding_window": 7,
+    "attn_logit_softcapping": 3.0,
+    "final_logit_softcapping": 5.0,
+}
+
+_GEMMA3: dict[str, Any] = {
+    "query_pre_attn_scalar": 50,
+    "sliding_window": 7,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+
+_GEMMA4: dict[str, Any] = {
+    "rms_norm_eps": 1e-2,
+    "sliding_window": 7,
+    "final_logit_softcapping": 5.0,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1000.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    },
+}
+
+_CONVOLUTIONS: dict[str, Any] = {
+    "norm_eps": 1e-2,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
 }
 
 _DELTA: dict[str, Any] = {
@@ -121,12 +133,7 @@ _DELTA: dict[str, Any] = {
     "linear_num_value_heads": 10,
     "linear_key_head_dim": 24,
     "linear_value_head_dim": 20,
-    "layer_types": [
-        "linear_attention",
-        "linear_attention",
-        "full_attention",
-        "linear_attention",
-    ],
+    "layer_types": _kinds("llfl"),
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10000.0,
@@ -153,203 +160,97 @@ _LATENT: dict[str, Any] = {
 }
 """Of models with latent attention."""
 
-MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+MORE_FAMILIES: Mapping[str, Configured] = {
     "deepseek_v3": (
         "deepseek_v3",
-        {
-            **_LATENT,
+        _LATENT
+        | {
             "q_lora_rank": None,
             "v_head_dim": 12,
             "n_shared_experts": 2,
             "n_group": 3,
             "topk_group": 2,
             "first_k_dense_replace": 2,
-            "rope_parameters": {**_YARN, "mscale_all_dim": 0.7},
+            "rope_parameters": _YARN | {"mscale_all_dim": 0.7},
         },
     ),
-    "gemma2": (
+    "gemma2": _decoder(
         "gemma2",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 20,
-            "rms_norm_eps": 1e-2,
-            "vocab_size": 131,
-            "query_pre_attn_scalar": 50,
-            "sliding_window": 7,
-            "attn_logit_softcapping": 3.0,
-            "final_logit_softcapping": 5.0,
-        },
+        (60, 90, 6, 3, 131),
+        head_dim=20,
+        rms_norm_eps=1e-2,
+        query_pre_attn_scalar=50,
+        **_GEMMA2,
     ),
-    "gemma3": (
+    "gemma3": _decoder(
         "gemma3_text",
-        {
-            "hidden_size": 66,
-            "intermediate_size": 101,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "rms_norm_eps": 1e-2,
-            "vocab_size": 157,
-            "query_pre_attn_scalar": 50,
-            "sliding_window": 7,
-            "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"],
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        },
+        (66, 101, 6, 2, 157),
+        head_dim=32,
+        rms_norm_eps=1e-2,
+        layer_types=_kinds("ssfs"),
+        **_GEMMA3,
     ),
-    "gemma4": (
+    "gemma4": _decoder(
         "gemma4_text",
-        {
-            "hidden_size": 66,
-            "intermediate_size": 101,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "num_global_key_value_heads": 2,
-            "attention_k_eq_v": True,
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "rms_norm_eps": 1e-2,
-            "vocab_size": 131,
-            "sliding_window": 7,
-            "final_logit_softcapping": 5.0,
-            "hidden_size_per_layer_input": 0,
-            "layer_types": [
-                "sliding_attention",
-                "full_attention",
-                "sliding_attention",
-                "full_attention",
-            ],
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "proportional",
-                    "partial_rotary_factor": 0.25,
-                    "rope_theta": 1000.0,
-                },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        },
+        (66, 101, 6, 3, 131),
+        num_global_key_value_heads=2,
+        attention_k_eq_v=True,
+        head_dim=16,
+        global_head_dim=32,
+        hidden_size_per_layer_input=0,
+        layer_types=_kinds("sfsf"),
+        **_GEMMA4,
     ),
-    "gemma4_small": (
+    "gemma4_small": _decoder(
         "gemma4_text",
-        {
-            "hidden_size": 66,
-            "intermediate_size": 53,
-            "num_hidden_layers": 8,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "rms_norm_eps": 1e-2,
-            "vocab_size": 131,
-            "sliding_window": 7,
-            "final_logit_softcapping": 5.0,
-            "hidden_size_per_layer_input": 10,
-            "vocab_size_per_layer_input": 131,
-            "num_kv_shared_layers": 4,
-            "use_double_wide_mlp": True,
-            "layer_types": [
-                *("sliding_attention", "full_attention", "sliding_attention", "sliding_attention"),
-                *("full_attention", "sliding_attention", "sliding_attention", "full_attention"),
-            ],
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "proportional",
-                    "partial_rotary_factor": 0.25,
-                    "rope_theta": 1000.0,
-                },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        },
+        (66, 53, 6, 3, 131),
+        layers=8,
+        head_dim=16,
+        global_head_dim=32,
+        hidden_size_per_layer_input=10,
+        vocab_size_per_layer_input=131,
+        num_kv_shared_layers=4,
+        use_double_wide_mlp=True,
+        layer_types=_kinds("sfssfssf"),
+        **_GEMMA4,
     ),
-    "gemma4_moe": (
+    "gemma4_moe": _decoder(
         "gemma4_text",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 67,
-            "moe_intermediate_size": 37,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 16,
-            "global_head_dim": 32,
-            "attention_k_eq_v": True,
-            "num_global_key_value_heads": 2,
-            "rms_norm_eps": 1e-2,
-            "vocab_size": 131,
-            "sliding_window": 7,
-            "final_logit_softcapping": 5.0,
-            "hidden_size_per_layer_input": 0,
-            "enable_moe_block": True,
-            "tie_word_embeddings": False,
-            "num_experts": 5,
-            "top_k_experts": 2,
-            "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "proportional",
-                    "partial_rotary_factor": 0.25,
-                    "rope_theta": 1000.0,
-                },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        },
+        (60, 67, 6, 3, 131),
+        moe_intermediate_size=37,
+        head_dim=16,
+        global_head_dim=32,
+        attention_k_eq_v=True,
+        num_global_key_value_heads=2,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        tie_word_embeddings=False,
+        num_experts=5,
+        top_k_experts=2,
+        layer_types=_kinds("fssf"),
+        **_GEMMA4,
     ),
-    "glm4": (
-        "glm4",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 20,
-            "vocab_size": 131,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 100.0,
-                "partial_rotary_factor": 0.5,
-            },
-        },
-    ),
-    "glm4_moe": (
+    "glm4": _decoder("glm4", (60, 90, 6, 3, 131), head_dim=20, rope_parameters=_HALF_ROTATED),
+    "glm4_moe": _decoder(
         "glm4_moe",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 90,
-            "moe_intermediate_size": 37,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 20,
-            "vocab_size": 131,
-            "attention_bias": True,
-            "use_qk_norm": True,
-            "first_k_dense_replace": 2,
-            "n_routed_experts": 9,
-            "n_shared_experts": 2,
-            "num_experts_per_tok": 3,
-            "n_group": 3,
-            "topk_group": 2,
-            "routed_scaling_factor": 1.5,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 100.0,
-                "partial_rotary_factor": 0.5,
-            },
-        },
+        (60, 90, 6, 3, 131),
+        moe_intermediate_size=37,
+        head_dim=20,
+        attention_bias=True,
+        use_qk_norm=True,
+        first_k_dense_replace=2,
+        n_routed_experts=9,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.5,
+        rope_parameters=_HALF_ROTATED,
     ),
     "glm4_moe_lite": (
         "glm4_moe_lite",
-        {
-            **_LATENT,
+        _LATENT
+        | {
             "q_lora_rank": 34,
             "v_head_dim": 20,
             "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
@@ -368,219 +269,122 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "scale_attn_by_inverse_layer_idx": True,
         },
     ),
-    "gpt_oss": (
+    "gpt_oss": _decoder(
         "gpt_oss",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 37,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 20,
-            "vocab_size": 131,
-            "sliding_window": 9,
-            "num_local_experts": 5,
-            "num_experts_per_tok": 2,
-            "swiglu_alpha": 1.3,
-            "swiglu_limit": 0.9,
-            "rope_parameters": {**_YARN, "truncate": False},
-        },
+        (60, 37, 6, 3, 131),
+        head_dim=20,
+        sliding_window=9,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        swiglu_alpha=1.3,
+        swiglu_limit=0.9,
+        rope_parameters=_YARN | {"truncate": False},
     ),
-    "granite": (
+    "granite": _decoder(
         "granite",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 131,
-            "rms_norm_eps": 1e-2,
-            "embedding_multiplier": 3.0,
-            "logits_scaling": 0.25,
-            "residual_multiplier": 0.22,
-            "attention_multiplier": 0.4,
-        },
+        (64, 90, 4, 2, 131),
+        rms_norm_eps=1e-2,
+        embedding_multiplier=3.0,
+        logits_scaling=0.25,
+        residual_multiplier=0.22,
+        attention_multiplier=0.4,
     ),
-    "lfm2": (
+    "lfm2": _decoder(
         "lfm2",
-        {
-            "hidden_size": 66,
-            "intermediate_size": 101,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 20,
-            "vocab_size": 131,
-            "norm_eps": 1e-2,
-            "conv_bias": True,
-            "conv_L_cache": 4,
-            "block_multiple_of": 7,
-            "block_ffn_dim_multiplier": 1.1,
-            "tie_word_embeddings": False,
-            "layer_types": ["conv", "full_attention", "conv", "conv"],
-        },
+        (66, 101, 6, 3, 131),
+        head_dim=20,
+        conv_bias=True,
+        conv_L_cache=4,
+        block_multiple_of=7,
+        block_ffn_dim_multiplier=1.1,
+        tie_word_embeddings=False,
+        **_CONVOLUTIONS,
     ),
-    "lfm2_moe": (
+    "lfm2_moe": _decoder(
         "lfm2_moe",
-        {
-            "hidden_size": 66,
-            "intermediate_size": 101,
-            "moe_intermediate_size": 37,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "head_dim": 20,
-            "vocab_size": 131,
-            "norm_eps": 1e-2,
-            "conv_L_cache": 3,
-            "num_dense_layers": 1,
-            "num_experts": 7,
-            "num_experts_per_tok": 3,
-            "routed_scaling_factor": 1.3,
-            "layer_types": ["conv", "full_attention", "conv", "conv"],
-        },
+        (66, 101, 6, 3, 131),
+        moe_intermediate_size=37,
+        head_dim=20,
+        conv_L_cache=3,
+        num_dense_layers=1,
+        num_experts=7,
+        num_experts_per_tok=3,
+        routed_scaling_factor=1.3,
+        **_CONVOLUTIONS,
     ),
-    "ministral3": (
+    "ministral3": _decoder(
         "ministral3",
-        {
-            "hidden_size": 72,
-            "intermediate_size": 101,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 24,
-            "vocab_size": 157,
-            "rope_parameters": {**_YARN, "llama_4_scaling_beta": 0.0},
-        },
+        (72, 101, 6, 2, 157),
+        head_dim=24,
+        rope_parameters=_YARN | {"llama_4_scaling_beta": 0.0},
     ),
-    "mixtral": (
-        "mixtral",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 37,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "vocab_size": 131,
-            "sliding_window": 9,
-            "num_local_experts": 5,
-            "num_experts_per_tok": 2,
-        },
+    "mixtral": _decoder(
+        "mixtral", (60, 37, 6, 3, 131), sliding_window=9, num_local_experts=5, num_experts_per_tok=2
     ),
-    "olmo2": (
-        "olmo2",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "rms_norm_eps": 1e-2,
-            "vocab_size": 131,
-        },
-    ),
-    "olmo3": (
+    "olmo2": _decoder("olmo2", (60, 90, 6, 3, 131), rms_norm_eps=1e-2),
+    "olmo3": _decoder(
         "olmo3",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 131,
-            "sliding_window": 7,
-            "rope_parameters": {
-                "full_attention": _YARN,
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            },
+        (64, 90, 4, 2, 131),
+        sliding_window=7,
+        rope_parameters={
+            "full_attention": _YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
-    "phi3": (
+    "phi3": _decoder(
         "phi3",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 131,
-            "sliding_window": 21,
-            "original_max_position_embeddings": CONTEXT_TOKENS,
-        },
+        (64, 90, 4, 2, 131),
+        sliding_window=21,
+        original_max_position_embeddings=CONTEXT_TOKENS,
     ),
-    "phi3_long": (
+    "phi3_long": _decoder(
         "phi3",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "vocab_size": 131,
-            "original_max_position_embeddings": 16,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 100.0,
-                "partial_rotary_factor": 0.6,
-                "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
-                "long_factor": [1.0, 2.0, 4.0, 5.0, 9.0, 12.0],
-            },
+        (60, 90, 3, 3, 131),
+        original_max_position_embeddings=16,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 100.0,
+            "partial_rotary_factor": 0.6,
+            "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
+            "long_factor": [1.0, 2.0, 4.0, 5.0, 9.0, 12.0],
         },
     ),
-    "qwen2_moe": (
+    "qwen2_moe": _decoder(
         "qwen2_moe",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 90,
-            "moe_intermediate_size": 37,
-            "shared_expert_intermediate_size": 53,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "vocab_size": 131,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "mlp_only_layers": [2],
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "max_window_layers": 3,
-        },
+        (60, 90, 6, 3, 131),
+        moe_intermediate_size=37,
+        shared_expert_intermediate_size=53,
+        num_experts=5,
+        num_experts_per_tok=2,
+        mlp_only_layers=[2],
+        use_sliding_window=True,
+        sliding_window=9,
+        max_window_layers=3,
     ),
-    "qwen3_moe": (
+    "qwen3_moe": _decoder(
         "qwen3_moe",
-        {
-            "hidden_size": 66,
-            "intermediate_size": 90,
-            "moe_intermediate_size": 41,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "vocab_size": 131,
-            "num_experts": 7,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": True,
-            "mlp_only_layers": [1],
-        },
+        (66, 90, 6, 2, 131),
+        moe_intermediate_size=41,
+        head_dim=32,
+        num_experts=7,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
     ),
     "qwen3_5": (
         "qwen3_5_text",
-        {
-            **_DELTA,
+        _DELTA
+        | {
+            "rope_parameters": _DELTA["rope_parameters"]
+            | {"mrope_section": [2, 2, 2], "mrope_interleaved": True},
             "intermediate_size": 90,
-            "rope_parameters": {
-                **_DELTA["rope_parameters"],
-                "mrope_section": [2, 2, 2],
-                "mrope_interleaved": True,
-            },
         },
     ),
     "qwen3_5_moe": (
         "qwen3_5_moe_text",
-        {
-            **_DELTA,
-            "rms_norm_eps": 3e-2,
+        _DELTA
+        | {
+            "rms_norm_eps": 0.03,
             "moe_intermediate_size": 41,
             "shared_expert_intermediate_size": 60,
             "num_experts": 6,
@@ -589,8 +393,8 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "qwen3_next": (
         "qwen3_next",
-        {
-            **_DELTA,
+        _DELTA
+        | {
             "intermediate_size": 90,
             "moe_intermediate_size": 41,
             "shared_expert_intermediate_size": 29,
@@ -600,29 +404,16 @@ MORE_FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
-    "smollm3": (
+    "smollm3": _decoder(
         "smollm3",
-        {
-            "hidden_size": 60,
-            "intermediate_size": 90,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 3,
-            "vocab_size": 131,
-            "no_rope_layers": [1, 0, 1, 0],
-            "use_sliding_window": True,
-            "sliding_window": 9,
-            "layer_types": [
-                "full_attention",
-                "full_attention",
-                "sliding_attention",
-                "full_attention",
-            ],
-        },
+        (60, 90, 6, 3, 131),
+        no_rope_layers=[1, 0, 1, 0],
+        use_sliding_window=True,
+        sliding_window=9,
+        layer_types=_kinds("ffsf"),
     ),
 }
 """Others than Llama's shape, likewise."""
-
 _SMALL_EYE = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -631,6 +422,8 @@ _SMALL_EYE = {
     "image_size": 28,
     "patch_size": 14,
 }
+_QWEN_EYE = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+_SECTIONS = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 
 WITH_PICTURES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "mistral3": (
@@ -652,14 +445,7 @@ WITH_PICTURES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "qwen3",
         {
             "text_config": {"model_type": "qwen3_vl_text", **SHARED, **FAMILIES["qwen3"][1]},
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "out_hidden_size": 66,
-                "deepstack_visual_indexes": [],
-            },
+            "vision_config": {**_QWEN_EYE, "out_hidden_size": 66, "deepstack_visual_indexes": []},
         },
     ),
     "qwen2_5_vl": (
@@ -671,200 +457,77 @@ WITH_PICTURES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
                 **SHARED,
                 **FAMILIES["qwen2"][1],
                 "use_sliding_window": False,
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 10_000.0,
-                    "mrope_section": [2, 3, 3],
-                },
+                "rope_parameters": _SECTIONS,
             },
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "out_hidden_size": 80,
-                "fullatt_block_indexes": [],
-            },
+            "vision_config": {**_QWEN_EYE, "out_hidden_size": 80, "fullatt_block_indexes": []},
         },
     ),
     "qwen3_5_with_pictures": (
         "qwen3_5",
         "qwen3_5",
-        {
-            "vision_config": {
-                "model_type": "qwen3_5_vision",
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "out_hidden_size": 66,
-            },
-        },
+        {"vision_config": {"model_type": "qwen3_5_vision", "out_hidden_size": 66, **_QWEN_EYE}},
     ),
 }
 """name → (model_type, the name of its text part above, configuration)."""
 
-LARGER: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "larger_llama": (
-        "llama",
-        {
-            "hidden_size": 256,
-            "intermediate_size": 704,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "vocab_size": 509,
-        },
-    ),
+LARGER: Mapping[str, Configured] = {
+    "larger_llama": _decoder("llama", (256, 704, 8, 2, 509), head_dim=32),
 }
 """Wide enough that rounding errors average out as they do in real models."""
-
-WORDY: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "many_words": (
-        "llama",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-            "vocab_size": 4099,
-        },
-    ),
+WORDY: Mapping[str, Configured] = {
+    "many_words": _decoder("llama", (64, 96, 8, 2, 4099), head_dim=16),
 }
 """With a vocabulary so large that shards do not send each other all its logits."""
-
-IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "llama_in_blocks": (
-        "llama",
-        {
-            "hidden_size": 256,
-            "intermediate_size": 512,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "vocab_size": 131,
-        },
+IN_BLOCKS: Mapping[str, Configured] = {
+    "llama_in_blocks": _decoder("llama", (256, 512, 8, 2, 131), head_dim=32),
+    "qwen2_in_blocks": _decoder("qwen2", (64, 96, 4, 2, 131)),
+    "gemma2_in_blocks": _decoder(
+        "gemma2", (64, 96, 4, 2, 131), head_dim=32, query_pre_attn_scalar=32, **_GEMMA2
     ),
-    "qwen2_in_blocks": (
-        "qwen2",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 131,
-        },
-    ),
-    "gemma2_in_blocks": (
-        "gemma2",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "vocab_size": 131,
-            "query_pre_attn_scalar": 32,
-            "sliding_window": 7,
-            "attn_logit_softcapping": 3.0,
-            "final_logit_softcapping": 5.0,
-        },
-    ),
-    "gemma4_in_blocks": (
+    "gemma4_in_blocks": _decoder(
         "gemma4_text",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 7,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "global_head_dim": 64,
-            "rms_norm_eps": 1e-2,
-            "vocab_size": 131,
-            "sliding_window": 7,
-            "final_logit_softcapping": 5.0,
-            "hidden_size_per_layer_input": 32,
-            "vocab_size_per_layer_input": 131,
-            "num_kv_shared_layers": 3,
-            "use_double_wide_mlp": True,
-            "layer_types": [
-                *("sliding_attention", "full_attention", "sliding_attention", "sliding_attention"),
-                *("full_attention", "sliding_attention", "full_attention"),
-            ],
-            "rope_parameters": {
-                "full_attention": {
-                    "rope_type": "proportional",
-                    "partial_rotary_factor": 0.25,
-                    "rope_theta": 1000.0,
-                },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
-        },
+        (64, 96, 4, 2, 131),
+        layers=7,
+        head_dim=32,
+        global_head_dim=64,
+        hidden_size_per_layer_input=32,
+        vocab_size_per_layer_input=131,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        layer_types=_kinds("sfssfsf"),
+        **_GEMMA4,
     ),
-    "gemma3_in_blocks": (
+    "gemma3_in_blocks": _decoder(
         "gemma3_text",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 7,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "vocab_size": 131,
-            "query_pre_attn_scalar": 32,
-            "sliding_window": 7,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-            },
+        (64, 96, 4, 2, 131),
+        layers=7,
+        head_dim=32,
+        query_pre_attn_scalar=32,
+        sliding_window=7,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
-    "phi3_in_blocks": (
+    "phi3_in_blocks": _decoder(
         "phi3",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 131,
-            "original_max_position_embeddings": 16,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 100.0,
-                "partial_rotary_factor": 0.5,
-                "short_factor": [1.0, 1.5, 2.0, 2.5],
-                "long_factor": [1.0, 2.0, 4.0, 5.0],
-            },
+        (64, 96, 4, 2, 131),
+        original_max_position_embeddings=16,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 100.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.0, 1.5, 2.0, 2.5],
+            "long_factor": [1.0, 2.0, 4.0, 5.0],
         },
     ),
-    "qwen3_in_blocks": (
-        "qwen3",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "vocab_size": 131,
-            "tie_word_embeddings": True,
-        },
+    "qwen3_in_blocks": _decoder(
+        "qwen3", (64, 96, 6, 2, 131), head_dim=32, tie_word_embeddings=True
     ),
 }
 """Whose rows are whole blocks of the types in GGUF files."""
-
-_DELTA_IN_BLOCKS: dict[str, Any] = {
-    **_DELTA,
+_DELTA_IN_BLOCKS = _DELTA | {
     "hidden_size": 64,
-    "intermediate_size": 96,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -873,97 +536,57 @@ _DELTA_IN_BLOCKS: dict[str, Any] = {
     "linear_num_value_heads": 6,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
-    "layer_types": 2 * ["linear_attention", "full_attention"],
+    "layer_types": _kinds("lflf"),
+    "intermediate_size": 96,
 }
-_DELTA_EXPERTS: dict[str, Any] = {
-    **_DELTA_IN_BLOCKS,
+_DELTA_EXPERTS = _DELTA_IN_BLOCKS | {
     "moe_intermediate_size": 96,
     "shared_expert_intermediate_size": 64,
     "num_experts": 5,
     "num_experts_per_tok": 2,
 }
 
-EXPERTS_IN_BLOCKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "qwen2_moe_in_blocks": (
+EXPERTS_IN_BLOCKS: Mapping[str, Configured] = {
+    "qwen2_moe_in_blocks": _decoder(
         "qwen2_moe",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "moe_intermediate_size": 256,
-            "shared_expert_intermediate_size": 512,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 131,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-        },
+        (64, 96, 4, 2, 131),
+        moe_intermediate_size=256,
+        shared_expert_intermediate_size=CONTEXT_TOKENS,
+        num_experts=4,
+        num_experts_per_tok=2,
     ),
-    "gpt_oss_in_blocks": (
+    "gpt_oss_in_blocks": _decoder(
         "gpt_oss",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 256,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "vocab_size": 131,
-            "sliding_window": 7,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {**_YARN, "truncate": False},
-        },
+        (64, 256, 4, 2, 131),
+        head_dim=32,
+        sliding_window=7,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        rope_parameters=_YARN | {"truncate": False},
     ),
-    "lfm2_in_blocks": (
-        "lfm2",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 131,
-            "norm_eps": 1e-2,
-            "block_auto_adjust_ff_dim": False,
-            "layer_types": ["conv", "full_attention", "conv", "conv"],
-        },
+    "lfm2_in_blocks": _decoder(
+        "lfm2", (64, 96, 4, 2, 131), block_auto_adjust_ff_dim=False, **_CONVOLUTIONS
     ),
-    "lfm2_moe_in_blocks": (
+    "lfm2_moe_in_blocks": _decoder(
         "lfm2_moe",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "moe_intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "vocab_size": 131,
-            "norm_eps": 1e-2,
-            "num_dense_layers": 1,
-            "num_experts": 5,
-            "num_experts_per_tok": 2,
-            "layer_types": ["conv", "full_attention", "conv", "conv"],
-        },
+        (64, 96, 4, 2, 131),
+        moe_intermediate_size=96,
+        num_dense_layers=1,
+        num_experts=5,
+        num_experts_per_tok=2,
+        **_CONVOLUTIONS,
     ),
     "qwen3_5_in_blocks": ("qwen3_5_text", _DELTA_IN_BLOCKS),
     "qwen3_5_moe_in_blocks": ("qwen3_5_moe_text", _DELTA_EXPERTS),
     "qwen3_next_in_blocks": ("qwen3_next", _DELTA_EXPERTS),
-    "qwen3_moe_in_blocks": (
+    "qwen3_moe_in_blocks": _decoder(
         "qwen3_moe",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "moe_intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "vocab_size": 131,
-            "num_experts": 7,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": True,
-        },
+        (64, 96, 4, 2, 131),
+        moe_intermediate_size=96,
+        head_dim=32,
+        num_experts=7,
+        num_experts_per_tok=3,
+        norm_topk_prob=True,
     ),
 }
 """Others, with experts, and with states."""
