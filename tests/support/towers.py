@@ -23,125 +23,60 @@ from tests.support.family_sizes import SHARED, SIZES
 
 Array = NDArray[np.float32]
 
-_TOWER = {"hidden_size": 48, "intermediate_size": 72, "num_attention_heads": 3}
-
-_QWEN = {
-    "depth": 3,
+_LAYERS = {
     "hidden_size": 48,
-    "intermediate_size": 70,
-    "num_heads": 3,
-    "out_hidden_size": 66,
-    "patch_size": 16,
-    "num_position_embeddings": 49,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
 }
+_SQUARE = {**_LAYERS, "image_size": 84, "patch_size": 14}
+_GEMMA4 = {
+    **_LAYERS,
+    "num_key_value_heads": 3,
+    "head_dim": 16,
+    "patch_size": 8,
+    "position_embedding_size": 40,
+}
+_QWEN = {"depth": 3, "hidden_size": 48, "intermediate_size": 70, "num_heads": 3}
+_QWEN3 = {**_QWEN, "out_hidden_size": 66, "patch_size": 16, "num_position_embeddings": 49}
 
-_SIZES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "smolvlm": (
-        "smolvlm",
-        "llama",
-        {
-            "vision_config": {
-                **_TOWER,
-                "num_hidden_layers": 2,
-                "image_size": 84,
-                "patch_size": 14,
-            },
-            "scale_factor": 3,
-        },
-    ),
-    "gemma3": (
-        "gemma3",
-        "gemma3",
-        {
-            "vision_config": {
-                "model_type": "siglip_vision_model",
-                **_TOWER,
-                "num_hidden_layers": 2,
-                "image_size": 84,
-                "patch_size": 14,
-            },
-            "mm_tokens_per_image": 4,
-        },
-    ),
-    "gemma4": (
-        "gemma4",
-        "gemma4",
-        {
-            "vision_config": {
-                "hidden_size": 48,
-                "intermediate_size": 72,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 3,
-                "num_key_value_heads": 3,
-                "head_dim": 16,
-                "patch_size": 8,
-                "position_embedding_size": 40,
-                "standardize": True,
-            },
-            "audio_config": None,
-        },
-    ),
-    "gemma4_small": (
-        "gemma4",
-        "gemma4_small",
-        {
-            "vision_config": {
-                "hidden_size": 48,
-                "intermediate_size": 72,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 3,
-                "num_key_value_heads": 3,
-                "head_dim": 16,
-                "patch_size": 8,
-                "position_embedding_size": 40,
-                "use_clipped_linears": True,
-            },
-            "audio_config": None,
-        },
-    ),
+_VISION: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "smolvlm": ("llama", _SQUARE),
+    "gemma3": ("gemma3", {"model_type": "siglip_vision_model", **_SQUARE}),
+    "gemma4": ("gemma4", {**_GEMMA4, "standardize": True}),
+    "gemma4_small": ("gemma4_small", {**_GEMMA4, "use_clipped_linears": True}),
     "mistral3": (
-        "mistral3",
         "ministral3",
         {
-            "vision_config": {
-                "model_type": "pixtral",
-                **_TOWER,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "head_dim": 24,
-                "image_size": 140,
-                "patch_size": 14,
-            },
+            **_SQUARE,
+            "model_type": "pixtral",
+            "num_attention_heads": 2,
+            "head_dim": 24,
+            "image_size": 140,
         },
     ),
     "qwen2_5_vl": (
-        "qwen2_5_vl",
         "qwen2",
         {
-            "vision_config": {
-                "depth": 3,
-                "hidden_size": 48,
-                "intermediate_size": 70,
-                "num_heads": 3,
-                "out_hidden_size": 80,
-                "patch_size": 8,
-                "window_size": 48,
-                "fullatt_block_indexes": [1],
-            }
+            **_QWEN,
+            "out_hidden_size": 80,
+            "patch_size": 8,
+            "window_size": 48,
+            "fullatt_block_indexes": [1],
         },
     ),
-    "qwen3_5": (
-        "qwen3_5",
-        "qwen3_5",
-        {"vision_config": {"model_type": "qwen3_5_vision", **_QWEN}},
-    ),
-    "qwen3_vl": (
-        "qwen3_vl",
-        "qwen3",
-        {"vision_config": {**_QWEN, "deepstack_visual_indexes": [0, 2]}},
-    ),
+    "qwen3_5": ("qwen3_5", {"model_type": "qwen3_5_vision", **_QWEN3}),
+    "qwen3_vl": ("qwen3", {**_QWEN3, "deepstack_visual_indexes": [0, 2]}),
 }
-"""(model_type, text part in SIZES, further fields) by name."""
+"""By name, which is most often the model_type: the text part in SIZES, and the tower."""
+
+_FURTHER: Mapping[str, Mapping[str, Any]] = {
+    "smolvlm": {"scale_factor": 3},
+    "gemma3": {"mm_tokens_per_image": 4},
+    "gemma4": {"audio_config": None},
+    "gemma4_small": {"model_type": "gemma4", "audio_config": None},
+}
+"""Fields of neither part."""
 
 _AXES = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
 _TEXTS: Mapping[str, Mapping[str, Any]] = {
@@ -169,12 +104,12 @@ def make_tower_model(
     folder: Path, name: str, vision: Mapping[str, Any] = MappingProxyType({}), **texts: Any
 ) -> Any:
     """Write the model into a folder, and return it. vision, texts: further fields of its parts."""
-    model_type, text, sizes = _SIZES[name]
-    sizes = {**sizes, "vision_config": {**sizes["vision_config"], **vision}}
+    text, tower = _VISION[name]
+    sizes = {"model_type": name, **_FURTHER.get(name, {}), "vision_config": {**tower, **vision}}
     text_type, text_sizes = SIZES[text]
     text_type = _TEXT_TYPES.get(name, text_type)
     text_config = {"model_type": text_type, **SHARED, **text_sizes, **_TEXTS.get(name, {}), **texts}
-    config = hub.AutoConfig.for_model(model_type, text_config=text_config, **sizes)
+    config = hub.AutoConfig.for_model(**sizes, text_config=text_config)
     model = hub.AutoModelForImageTextToText.from_config(config, dtype=torch.float32, **PLAIN)
     with torch.no_grad():
         for each, parameter in model.named_parameters():
