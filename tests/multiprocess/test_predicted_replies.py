@@ -21,7 +21,6 @@ from edge.planning.measured_proposal import forget_measured
 from edge.planning.profile_cache import FactsCache
 from edge.protocol.measurements import LinkTimes, PeerProfile
 from edge.weights.formats import Dtype
-from tests.property.measured_situations import scaled
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.processes import Daemon, start_together
@@ -283,7 +282,7 @@ def exaggerate(
     for peer in cluster.peers:
         known = cache.profile(peer, checkpoint.spec, format_)
         assert known is not None
-        profile = replace(known, rates=scaled(known.rates, 1 / FASTER))
+        profile = replace(known, rates=known.rates.slowed_by(1 / FASTER))
         cache.keep_profile(peer, checkpoint.spec, format_, profile)
     crowds = cache.crowds(cluster.peers, checkpoint.spec, format_)
     at_no_cost = [replace(each, sum_s=(0.0,) * len(each.rows)) for each in crowds or ()]

@@ -1,7 +1,6 @@
 """Strategies: small models on devices and links that were measured, and every plan there is."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import combinations, combinations_with_replacement, pairwise, permutations, product
 
 from hypothesis import strategies as st
@@ -170,24 +169,3 @@ def ranges(total: int, parts: int, multiple: int = 1) -> Iterator[tuple[range, .
     cuts = [*range(0, total, multiple), total]
     for inner in combinations_with_replacement(cuts, parts - 1):
         yield tuple(range(start, stop) for start, stop in pairwise((0, *inner, total)))
-
-
-def scaled(rates: ComputeRates, factor: float) -> ComputeRates:
-    """A device so many times as slow."""
-
-    def times(seconds: tuple[float, ...]) -> tuple[float, ...]:
-        return tuple(each * factor for each in seconds)
-
-    return replace(
-        rates,
-        seconds_per_byte=times(rates.seconds_per_byte),
-        shared_seconds_per_byte=times(rates.shared_seconds_per_byte),
-        slice_seconds_per_byte=times(rates.slice_seconds_per_byte),
-        attention_slice_s=times(rates.attention_slice_s),
-        feed_forward_slice_s=times(rates.feed_forward_slice_s),
-        attention_s=times(rates.attention_s),
-        run_s=rates.run_s * factor,
-        expert_s=None if rates.expert_s is None else rates.expert_s * factor,
-        sample_s=rates.sample_s * factor,
-        step_s=rates.step_s * factor,
-    )

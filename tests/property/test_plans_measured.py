@@ -22,7 +22,7 @@ from edge.partition import (
 )
 from edge.partition.cost.message_times import Network
 from edge.partition.search.choose import LEAST_GAIN_ON_ONE_HOST
-from tests.property.measured_situations import every_plan, measured_situations, rates, scaled
+from tests.property.measured_situations import every_plan, measured_situations, rates
 from tests.property.plan_situations import Situation, parallels, with_more
 from tests.support.facts import facts_of
 
@@ -192,7 +192,7 @@ def test_more_of_anything_is_never_slower(situation: Situation, data: st.DataObj
 def faster(cluster: ClusterSpec, data: st.DataObject) -> ClusterSpec:
     chosen = data.draw(st.sampled_from(cluster.devices))
     assert chosen.rates is not None
-    return exchanged(cluster, replace(chosen, rates=scaled(chosen.rates, 0.5)))
+    return exchanged(cluster, replace(chosen, rates=chosen.rates.slowed_by(0.5)))
 
 
 def roomier(cluster: ClusterSpec, data: st.DataObject) -> ClusterSpec:

@@ -22,7 +22,7 @@ from edge.partition import (
     check_fit,
 )
 from edge.partition.plan.ranges import consecutive
-from tests.support.facts import facts_of, plain_facts
+from tests.support.facts import facts_of, llama_facts, usual_rates
 
 Situation = tuple[ModelFacts, ClusterSpec, Workload]
 
@@ -45,7 +45,7 @@ def made_up(number: int, *, most_devices: int = 4, most_layers: int = 99) -> Sit
     speed, and have between a tenth and three times of the memory that the model takes."""
     draw = random.Random(number)
     layers, *sizes = draw.choice(_SIZES)
-    model = _model(min(layers, most_layers), *sizes)
+    model = llama_facts(min(layers, most_layers), *sizes, bits=5)
     workload = Workload(
         prompt_tokens=draw.choice((16, 128, 512, 2048)),
         output_tokens=draw.choice((1, 32, 128, 512)),
@@ -78,46 +78,21 @@ def made_up(number: int, *, most_devices: int = 4, most_layers: int = 99) -> Sit
     return model, ClusterSpec(devices=devices, links=tuple(links)), workload
 
 
-def _model(
-    layers: int, hidden: int, columns: int, heads: int, kv_heads: int, vocab: int
-) -> ModelFacts:
-    head_bytes = 2 * (hidden // heads) * hidden * 5 // 8
-    return plain_facts(
-        name="made up",
-        num_layers=layers,
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        ffn_columns=columns,
-        vocab_size=vocab,
-        tied_embeddings=False,
-        column_multiple=32,
-        query_head_bytes=head_bytes,
-        kv_head_bytes=head_bytes,
-        ffn_column_bytes=3 * hidden * 5 // 8,
-        layer_bytes=8 * hidden,
-        embedding_row_bytes=2 * hidden,
-        head_row_bytes=hidden * 5 // 8,
-        kv_bytes_per_token=8 * (hidden // heads),
-    )
-
-
 def _rates(draw: random.Random) -> ComputeRates:
     bytes_per_s = 2e9 * 30 ** draw.random()
-    alone = tuple(factor / bytes_per_s for factor in (1.0, 1.3, 5.0, 35.0))
     run_s = draw.choice((10e-6, 50e-6))
-    return ComputeRates(
-        rows=(1, 4, 32, 256),
-        seconds_per_byte=alone,
-        shared_seconds_per_byte=tuple(draw.choice((1.0, 2.0)) * each for each in alone),
-        slice_seconds_per_byte=alone,
+    rates = usual_rates(
+        bytes_per_s,
         attention_slice_s=(run_s,) * 4,
         feed_forward_slice_s=(run_s / 2,) * 4,
-        attention_s=(draw.choice((0.5e-9, 5e-9)),) * 4,
         run_s=run_s,
+    )
+    shared = tuple(draw.choice((1.0, 2.0)) * each for each in rates.seconds_per_byte)
+    return replace(
+        rates,
+        shared_seconds_per_byte=shared,
+        attention_s=(draw.choice((0.5e-9, 5e-9)),) * 4,
         jitter=draw.choice((0.0, 0.05, 0.2)),
-        sample_s=0.1e-3,
-        step_s=0.1e-3,
     )
 
 

@@ -22,7 +22,6 @@ from edge.models.rotary import NO_ROTARY, Rotary
 from edge.offload import DerivedCache, MemoryStore
 from edge.partition import (
     ClusterSpec,
-    ComputeRates,
     DeviceSpec,
     LinkSpec,
     Plan,
@@ -35,6 +34,7 @@ from edge.partition import (
 from edge.protocol.step import StepLimits
 from edge.weights.float_matrices import FloatSource
 from edge.weights.layout import shard_layout
+from tests.support.facts import plain_rates
 from tests.support.formats import uniform_format
 from tests.support.plans import slices
 from tests.support.reference_model import ReferenceModel
@@ -80,12 +80,9 @@ def stage(layers: range, vocab: int) -> Stage:
 
 def chosen_plan() -> Plan:
     """What the planner makes for two unequal devices that must share every layer."""
-    rates = ComputeRates(
-        rows=(1, 32), seconds_per_byte=(1e-9, 2e-9), shared_seconds_per_byte=(1e-9, 2e-9),
-        slice_seconds_per_byte=(1e-9, 2e-9), attention_slice_s=(0.0, 0.0),
-        feed_forward_slice_s=(0.0, 0.0), attention_s=(1e-9, 1e-9), run_s=1e-6, jitter=0.0,
-        sample_s=1e-6, step_s=1e-6,
-    )  # fmt: skip
+    rates = plain_rates(
+        (1, 32), (1e-9, 2e-9), attention_s=(1e-9, 1e-9), run_s=1e-6, sample_s=1e-6, step_s=1e-6
+    )
     slow = replace(rates, slice_seconds_per_byte=(2e-9, 4e-9), seconds_per_byte=(2e-9, 4e-9))
     devices = [
         DeviceSpec(id=id, name=id, memory_bytes=1 << 30, threads=1, rates=each)

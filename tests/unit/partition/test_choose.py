@@ -13,7 +13,6 @@ from edge.partition import (
     ComputeRates,
     DeviceSpec,
     LinkSpec,
-    ModelFacts,
     Parallel,
     PlanError,
     Workload,
@@ -25,62 +24,27 @@ from edge.partition import (
 )
 from edge.partition.cost.message_times import NO_LINK_S
 from edge.partition.search.choose import LEAST_GAIN, LEAST_GAIN_ON_ONE_HOST
-from tests.support.facts import crowd_of, plain_facts
+from tests.support.facts import crowd_of, llama_facts, usual_rates
 
 GIB = 2**30
 GIGABIT = (0.2e-3, 117e6)
 CABLE = (15e-6, 5e9)
 
 
-def llama(
-    num_layers: int,
-    hidden_size: int,
-    ffn_columns: int,
-    num_heads: int,
-    num_kv_heads: int,
-    vocab: int,
-) -> ModelFacts:
-    """4-bit weights, packed to 6 bits."""
-    head_size = hidden_size // num_heads
-    head_bytes = 2 * head_size * hidden_size * 3 // 4
-    return plain_facts(
-        name="llama",
-        num_layers=num_layers,
-        hidden_size=hidden_size,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        ffn_columns=ffn_columns,
-        vocab_size=vocab,
-        tied_embeddings=False,
-        column_multiple=32,
-        query_head_bytes=head_bytes,
-        kv_head_bytes=head_bytes,
-        ffn_column_bytes=3 * hidden_size * 3 // 4,
-        layer_bytes=8 * hidden_size,
-        embedding_row_bytes=2 * hidden_size,
-        head_row_bytes=hidden_size * 3 // 4,
-        kv_bytes_per_token=8 * head_size,
-    )
-
-
-SMALL = llama(22, 2048, 5632, 32, 4, 32_000)
-LARGE = llama(80, 8192, 28_672, 64, 8, 128_256)
+SMALL = llama_facts(22, 2048, 5632, 32, 4, 32_000, bits=6)
+LARGE = llama_facts(80, 8192, 28_672, 64, 8, 128_256, bits=6)
+"""Of 4-bit weights, packed to 6 bits."""
 
 
 def rates(bytes_per_s: float) -> ComputeRates:
-    alone = tuple(factor / bytes_per_s for factor in (1.0, 1.3, 5.0, 35.0))
-    return ComputeRates(
-        rows=(1, 4, 32, 256),
-        seconds_per_byte=alone,
-        shared_seconds_per_byte=tuple(2 * each for each in alone),
-        slice_seconds_per_byte=alone,
+    return usual_rates(
+        bytes_per_s,
+        shared=2.0,
         attention_slice_s=(20e-6,) * 4,
         feed_forward_slice_s=(10e-6,) * 4,
         attention_s=(1e-9,) * 4,
         run_s=20e-6,
         jitter=0.05,
-        sample_s=0.1e-3,
-        step_s=0.1e-3,
     )
 
 

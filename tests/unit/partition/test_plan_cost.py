@@ -20,7 +20,7 @@ from edge.partition import (
 )
 from edge.partition.cost.message_times import NO_LINK_S, UNKNOWN_LINK, UNKNOWN_LOCAL_LINK, Network
 from edge.partition.cost.pace import expected_maximum
-from tests.support.facts import changed_facts, crowd_of, facts_of, plain_facts
+from tests.support.facts import changed_facts, crowd_of, facts_of, plain_facts, plain_rates
 
 # Bytes of a layer: 4 heads x 10, 2 KV heads x 5, 8 columns x 10, 20 the rest: 150.
 MODEL = plain_facts(
@@ -41,19 +41,7 @@ MODEL = plain_facts(
     head_row_bytes=3,
     kv_bytes_per_token=1,
 )
-RATES = ComputeRates(
-    rows=(1, 101),
-    seconds_per_byte=(1.0, 11.0),
-    shared_seconds_per_byte=(2.0, 22.0),
-    slice_seconds_per_byte=(1.0, 11.0),
-    attention_slice_s=(0.0, 0.0),
-    feed_forward_slice_s=(0.0, 0.0),
-    attention_s=(0.0, 0.0),
-    run_s=0.0,
-    jitter=0.0,
-    sample_s=0.0,
-    step_s=0.0,
-)
+RATES = plain_rates((1, 101), (1.0, 11.0), shared=2.0)
 WORKLOAD = Workload(prompt_tokens=1, output_tokens=10)
 ENDLESS = 1e18
 """Bytes per second of a link that takes no time."""

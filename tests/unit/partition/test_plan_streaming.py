@@ -28,7 +28,7 @@ from edge.partition import (
 from edge.partition.fit.check import check_fit
 from edge.partition.fit.streamed_layers import loads_of
 from edge.partition.plan.expert_tiers import PLACE_BYTES, WINDOW_LAYERS
-from tests.support.facts import changed_facts
+from tests.support.facts import changed_facts, plain_rates
 from tests.unit.partition.test_plan_cost import MODEL as FEW_LAYERS
 
 LAYERS = 10
@@ -52,20 +52,7 @@ VOCAB_BYTES = HEAD_BYTES + EMBEDDING_BYTES
 WORKLOAD = Workload(prompt_tokens=1, output_tokens=10, reserved_tokens=1)
 KV_BYTES = LAYERS * 2
 WHOLE_BYTES = LAYERS * (MATRIX_BYTES + 20) + VOCAB_BYTES + KV_BYTES
-RATES = ComputeRates(
-    rows=(1, 101),
-    seconds_per_byte=(1e-3, 11e-3),
-    shared_seconds_per_byte=(1e-3, 11e-3),
-    slice_seconds_per_byte=(1e-3, 11e-3),
-    attention_slice_s=(0.0, 0.0),
-    feed_forward_slice_s=(0.0, 0.0),
-    attention_s=(0.0, 0.0),
-    run_s=0.0,
-    jitter=0.0,
-    sample_s=0.0,
-    step_s=0.0,
-    disk_bytes_per_s=100.0,
-)
+RATES = plain_rates((1, 101), (1e-3, 11e-3), disk_bytes_per_s=100.0)
 
 
 def device(id: str, memory_bytes: int, rates: ComputeRates | None = RATES) -> DeviceSpec:

@@ -21,7 +21,7 @@ from edge.protocol.step import StepLimits
 from edge.protocol.step_times import PeerTimes, StepTimes
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
-from tests.support.facts import changed_facts, plain_facts
+from tests.support.facts import changed_facts, plain_facts, plain_rates
 
 MODEL = plain_facts(
     name="m",
@@ -41,18 +41,8 @@ MODEL = plain_facts(
     head_row_bytes=8,
     kv_bytes_per_token=8,
 )
-RATES = ComputeRates(
-    rows=(1, 4),
-    seconds_per_byte=(1e-6, 2e-6),
-    shared_seconds_per_byte=(1e-6, 2e-6),
-    slice_seconds_per_byte=(1e-6, 2e-6),
-    attention_slice_s=(0.0, 0.0),
-    feed_forward_slice_s=(0.0, 0.0),
-    attention_s=(1e-7, 1e-7),
-    run_s=1e-5,
-    jitter=0.0,
-    sample_s=1e-5,
-    step_s=1e-5,
+RATES = plain_rates(
+    (1, 4), (1e-6, 2e-6), attention_s=(1e-7, 1e-7), run_s=1e-5, sample_s=1e-5, step_s=1e-5
 )
 _ANY = Workload()
 LENGTHS: dict[str, Any] = {"prompt_tokens": 5, "new_tokens": 4}
