@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -136,6 +137,7 @@ def pytest_collection() -> Iterator[None]:
     try:
         return (yield)
     finally:
+        _let_records_reach_the_root()
         gc.collect()
         gc.freeze()
         gc.enable()
@@ -224,6 +226,14 @@ def tiny_checkpoint(
         return make_checkpoint(tmp_path_factory.mktemp(name) / name, name, **variant)
 
     return make
+
+
+def _let_records_reach_the_root() -> None:
+    """Those of torch and transformers: pytest puts its handlers on each of their 58 loggers that
+    keep records to themselves, and takes them off again, six times for each test."""
+    for logger in logging.getLogger().manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def _check_nothing_left(*, ignored_threads: tuple[str, ...]) -> Iterator[None]:

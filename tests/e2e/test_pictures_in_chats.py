@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import ollama
-import openai
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -147,6 +144,10 @@ def test_from_a_gguf_file_and_the_one_beside_it(reference: Reference, tmp_path: 
 
 
 def test_clients_of_other_programs(reference: Reference, url: str) -> None:
+    import anthropic  # a third of all that the tests import, and each worker would
+    import ollama
+    import openai
+
     expected = reference.text(SMALL)
     held = base64.b64encode(png(SMALL)).decode()
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
