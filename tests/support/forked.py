@@ -222,7 +222,7 @@ class ForkingPopen(subprocess.Popen[Any]):
         original = self.originals.get(kind)
         if (
             original is None
-            or is_strict != (kind == MODULE)
+            or (is_strict and kind != MODULE)
             or words[:2] != [sys.executable, "-m"]
             or (kind != MODULE and words[2:3] not in [[program] for program in _PROGRAMS])
             or any(named.get(name, value) != value for name, value in _ORDINARY.items())
@@ -238,6 +238,7 @@ class ForkingPopen(subprocess.Popen[Any]):
             "cwd": os.fspath(named["cwd"] or Path.cwd()),
             "own_session": named["start_new_session"],
             "network": network,
+            "is_strict": is_strict,
         }
         theirs = [named[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         streams = [number if end == -1 else end for number, end in enumerate(theirs)]
@@ -367,8 +368,8 @@ def _copied(asked: dict[str, Any], environment: Mapping[str, str]) -> dict[str, 
 
 
 def _serve_modules(control: socket.socket) -> NoReturn:
-    """As a copy of a process with tests: fork modules, whose warnings are errors, until nobody
-    asks. Nothing that the tests would do at their end is done here."""
+    """As a copy of a process with tests: fork modules until nobody asks. Nothing that the tests
+    would do at their end is done here."""
     code = 1
     try:
         atexit._clear()
@@ -377,7 +378,9 @@ def _serve_modules(control: socket.socket) -> NoReturn:
         asked = _serve(control)
         if asked is None:
             os._exit(0)
-        warnings.simplefilter("error")
+        warnings.resetwarnings()
+        if asked["is_strict"]:
+            warnings.simplefilter("error")
         # That of pytest finds test modules first, and cannot run one.
         sys.meta_path[:] = [each for each in sys.meta_path if not hasattr(each, "_rewritten_names")]
         sys.modules.pop(asked["command"][2], None)
