@@ -159,6 +159,7 @@ def test_nothing_is_left_open_by_who_ends_as_it_lets_go(
 
             async def cut_off() -> None:
                 monkeypatch.undo()
+                monkeypatch.setattr("edge.peer.parked_programs.PARKED_S", 0.0)
                 lets_go.set()
                 await asyncio.Event().wait()
 

@@ -59,6 +59,12 @@ async def hung_up(daemons: Sequence[PeerDaemon]) -> None:
                 await asyncio.sleep(0.01)
 
 
+@pytest.fixture
+def nothing_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that wait until nothing is held."""
+    monkeypatch.setattr("edge.peer.parked_programs.PARKED_S", 0.0)
+
+
 async def answer(model: PlanRun) -> list[int]:
     sink = Results()
     model.submit(request([5, 6, 7], sink, new_tokens=6, parameters=SamplingParameters()))
@@ -101,6 +107,7 @@ def test_a_later_term_ends_the_earlier(first: str, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("nothing_parked")
 def test_a_replaced_coordinator_is_refused_whatever_it_asks(tmp_path: Path) -> None:
     async def main() -> None:
         async with null_peers(tmp_path, 1) as daemons:
@@ -151,6 +158,7 @@ def test_what_is_being_freed_is_waited_for(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("nothing_parked")
 @pytest.mark.parametrize("moment", ["idle", "in a step"])
 def test_a_coordinator_that_falls_silent_frees_everything(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
