@@ -3,6 +3,7 @@
 import base64
 import importlib
 import io
+import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from edge.pictures.messages import taken_out, with_results_behind
 from edge.pictures.reader import PictureReader
 from edge.text import Tokenizer
 from edge.weights.picture_files import picture_files
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.small_pictures import FAMILIES, SmallTower, noise, png
 from tests.support.small_tokenizers import byte_fallback
 
@@ -151,8 +153,9 @@ def wanted_ids(folder: Path, model_type: str, talk: Sequence[Any]) -> list[int]:
     return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
 
 
-@pytest.mark.parametrize("name", TALKS)
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(
+    ("model_type", "name"), repeats_are_slow(itertools.product(FAMILIES, TALKS))
+)
 def test_prompts_are_those_of_transformers(tmp_path: Path, model_type: str, name: str) -> None:
     talk = TALKS[name]
     with opened(tmp_path, model_type) as (tokenizer, reader):

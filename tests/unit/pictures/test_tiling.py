@@ -1,5 +1,6 @@
 """Tiles have the pixels that the image processors of `transformers` make of a picture."""
 
+import functools
 import io
 import json
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ SIZES = ((1, 1), (5, 3), (37, 64), (300, 200), (333, 1000), (2500, 40), (17, 170
 """(width, height)."""
 
 
+@functools.cache
 def picture(width: int, height: int) -> Image.Image:
     """Noise on a gradient: any other resampling has other pixels."""
     noise = np.random.default_rng(width * height).integers(0, 64, (height, width, 3))
@@ -35,9 +37,10 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.fromarray((noise + slope).astype(np.uint8))
 
 
-def png(image: Image.Image) -> bytes:
+@functools.cache
+def png(width: int, height: int) -> bytes:
     held = io.BytesIO()
-    image.save(held, "PNG")
+    picture(width, height).save(held, "PNG")
     return held.getvalue()
 
 
@@ -81,7 +84,7 @@ def test_split_pictures(tmp_path: Path, model_type: str, splits: bool, longest: 
         for size in SIZES:
             image = picture(*size)
             wanted = theirs(image)
-            found = ours.picture(png(image))
+            found = ours.picture(png(*size))
             assert [[found.rows]] == wanted["rows"], size
             assert [[found.columns]] == wanted["cols"], size
             for tile, values in zip(unpatched(found, 16), wanted["pixel_values"][0], strict=True):
@@ -99,10 +102,10 @@ def test_pictures_that_fit(tmp_path: Path, merged: int) -> None:
             image = picture(*size)
             if max(size) / min(size) > 420:
                 with pytest.raises(RequestError, match="too narrow"):
-                    ours.picture(png(image))
+                    ours.picture(png(*size))
                 continue
             wanted = theirs(image, patch_size={"height": unit, "width": unit})
-            (tile,) = unpatched(ours.picture(png(image)), 14)
+            (tile,) = unpatched(ours.picture(png(*size)), 14)
             np.testing.assert_array_equal(normalized(theirs, tile), wanted["pixel_values"][0])
 
 
@@ -120,7 +123,7 @@ def test_pictures_of_an_area(tmp_path: Path, model_type: str, named: str) -> Non
             image = picture(*size)
             wanted = theirs(image)
             (_one, high, wide) = wanted["image_grid_thw"][0]
-            (tile,) = (found := ours.picture(png(image))).tiles
+            (tile,) = (found := ours.picture(png(*size))).tiles
             assert (tile.height, tile.width) == (high, wide)
             values = wanted["pixel_values"].reshape(high // 2, wide // 2, 2, 2, 3, 2, 16, 16)
             assert (values[..., 0, :, :] == values[..., 1, :, :]).all(), "both frames"
@@ -128,7 +131,7 @@ def test_pictures_of_an_area(tmp_path: Path, model_type: str, named: str) -> Non
             rows = rows.reshape(3, high * 16, wide * 16)
             np.testing.assert_array_equal(normalized(theirs, next(unpatched(found, 16))), rows)
         with pytest.raises(RequestError, match="more than 200 times"):
-            ours.picture(png(picture(402, 2)))
+            ours.picture(png(402, 2))
 
 
 @pytest.mark.parametrize("crops", [None, True])
@@ -146,7 +149,7 @@ def test_pictures_with_crops(tmp_path: Path, crops: bool | None) -> None:
         for size in SIZES:
             image = picture(*size)
             wanted = theirs(image)
-            found = ours.picture(png(image))
+            found = ours.picture(png(*size))
             counts.add(len(found.tiles))
             for tile, values in zip(unpatched(found, 14), wanted["pixel_values"], strict=True):
                 np.testing.assert_array_equal(normalized(theirs, tile), values)
@@ -161,7 +164,7 @@ def test_pictures_of_a_budget(tmp_path: Path, most: int) -> None:
         for size in SIZES:
             image = picture(*size)
             wanted = theirs(image)
-            (tile,) = (found := ours.picture(png(image))).tiles
+            (tile,) = (found := ours.picture(png(*size))).tiles
             count = tile.height * tile.width
             assert wanted["num_soft_tokens_per_image"] == [count // 9]
             assert wanted["image_position_ids"][0][count - 1].tolist() == [
