@@ -273,7 +273,7 @@ def check_cuts(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
     assert end_of is not None
     with loaded(backend, folder, spec, kv_dtype=kv_dtype) as program:
         expected = answered(program, [2])
-        for begin in range(2, 80, 2):
+        for begin in (*range(2, KEPT, 4), *range(KEPT + 1, 80, 12)):
             end = min(end_of(begin), CONTEXT)
             end -= (end - begin) % 2
             assert end >= begin + 2

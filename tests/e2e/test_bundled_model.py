@@ -10,6 +10,7 @@ import edge
 from edge.demos.bundled import MODEL
 from edge.demos.world import COMPLETIONS, QUESTIONS, is_right
 from tests.support.plans import bundled_plan
+from tests.support.slow_cases import shown_in_parts
 
 LEAST_RIGHT = 0.9
 """Rounding to int4 may cost an answer here and there; a wrong kernel or slice costs most."""
@@ -39,7 +40,13 @@ def wrong_answers(
     ]
 
 
-@pytest.mark.parametrize("layout", ["solo", "tensor_3"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("solo", marks=shown_in_parts("e2e/test_exactness_quantized.py")),
+        "tensor_3",
+    ],
+)
 def test_questions_as_chat_turns(five_peers: edge.Cluster, layout: str) -> None:
     with five_peers.load(
         MODEL, dtype="int4", plan=bundled_plan(layout), concurrency=AT_ONCE

@@ -188,13 +188,12 @@ def arrays_of_caches():
 with Kind("webgpu", folder).program() as program:
     for path in folder.glob("*/weights"):
         path.unlink()
-    for tokens in range(1, 5):  # a binding for each number
+    for tokens in (1, 2):  # a binding for each number
         compute(program, chunk("a", tuple(range(tokens)), rows=tokens))
         program.release("a")
     assert not arrays_of_caches()
-    for position in range(2):  # a graph of another size, without the file of weights
-        compute(program, decode(("a", 1, position), ("b", 2, position)))
-    compute(program, chunk("a", (3,), 2))
+    # A graph of another size, without the file of weights.
+    compute(program, decode(("a", 1, 0), ("b", 2, 0)))
     program.release("a")
     found = len(arrays_of_caches())
     assert found == 6, f"{found} arrays, and one request has three layers"
