@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge.answers.terms import GenerationOptions
@@ -205,6 +205,7 @@ def test_what_cannot_be_set(name: str, value: str, message: str) -> None:
     assert raised.value.remedy
 
 
+@settings(max_examples=25)
 @given(st.none() | st.text(min_size=1), st.lists(st.tuples(st.text(), st.text()), max_size=4))
 def test_a_conversation_is_what_was_kept(
     tmp_path_factory: pytest.TempPathFactory, system: str | None, turns: list[tuple[str, str]]
