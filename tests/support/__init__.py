@@ -14,20 +14,19 @@ Peers, and what they compute
     `passing_time`        a clock that a test moves; long limits for tests with daemons
     `slow_cases`          marks of slow cases
 Descriptions without the thing
-    `peer_infos`, `facts`, `formats`, `known_rates`, `made_up_clusters`, `members`, `kept_journals`
+    `peer_infos`, `facts`, `formats`, `known_rates`, `members`, `kept_journals`
 Models and texts
     `family_sizes`, `model_folders`, `small_tokenizers`, `call_templates`, `lora_adapters`,
-    `packed_folders`, `quantized`, `client_types`, `further_heads`, `small_pictures`
+    `packed_folders`, `quantized`, `further_heads`, `small_pictures`
     GGUF: `gguf_files`, `gguf_bytes`, `gguf_tensors`, `gguf_kinds`, `mmproj_files`
-    `encoder_decoders`    small encoder–decoder models, and their exports
     `small_graphs`        ONNX graphs of several kinds, their parts, and what ONNX Runtime computes
     `towers`              tiny models that read pictures, and transformers on a tile
     `seeing_models`       the same, and transformers on a prompt with tiles
 Results to compare with
     `reference_model`, `operator_face`, `block_rows`, `program_contract`, `replies`
 Shards of a stage in this process, or as a script in one of its own
-    `linked_shards`, `halves`, `unlike_layers`, `stacked_experts`, `streamed_experts`,
-    `many_places`, `shards`, `streamed_extents`, `moved_caches`
+    `linked_shards`, `halves`, `stacked_experts`, `many_places`, `shards`, `streamed_extents`,
+    `moved_caches`
 GPU kernels without a GPU; import these first
     `triton_face`, `triton_kv`, `triton_shards`, `triton_compiler`, `gpu_weights`,
     `device_groups`, `quick_interpreter`; a graphics adapter in software: `swiftshader`

@@ -16,8 +16,8 @@ from edge.offload import MemoryStore
 from edge.partition import Plan, Stage, whole_shard
 from edge.system.heap import restart_with_malloc_settings
 from edge.weights.float_matrices import FloatSource
+from tests.contract.test_streamed_experts import FORMAT, logits
 from tests.support.specs import made_up_weights, plain_layer, spec_of
-from tests.support.streamed_experts import FORMAT, logits
 
 LAYERS, EXPERTS = 2, 32
 HIDDEN = COLUMNS = 256
