@@ -314,12 +314,6 @@ class ModelSpec:
         """Whether requests have states, which cannot be cut at any token like a KV cache."""
         return any(isinstance(kind.mixer, WithState) for kind in self.kinds)
 
-    def has_long_rotations(self, context_tokens: int) -> list[bool]:
-        """Whether rotations are those of a long context, for each kind of layer with attention."""
-        mixers = [kind.mixer for kind in self.kinds]
-        kept = (each for each in mixers if isinstance(each, Attention))
-        return [each.rotary.is_long(context_tokens) for each in kept]
-
     def layer(self, number: int) -> LayerSpec:
         return self.kinds[self.layers[number]]
 
