@@ -226,10 +226,6 @@ class JournalContent:
     checksum: int
     """Checksum of these bytes."""
 
-    @property
-    def is_finished(self) -> bool:
-        return bool(self.tokens) and self.tokens[-1].end is not None
-
 
 def parse_journal(content: bytes) -> JournalContent:
     """The content of a journal file. Raises ValueError or ProtocolError, saying what is wrong."""
