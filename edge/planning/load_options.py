@@ -142,8 +142,8 @@ class LoadOptions:
     block_size: int | None = option(
         None,
         choices=BLOCK_SIZES,
-        help="Weights that share a scale: smaller is closer, larger faster. int4 is then packed, and "
-        "takes more bits.  [default: of int4 its own, up to 128 in int3 and int2, else 32]",
+        help="Weights that share a scale: smaller is closer, larger faster. int4 is then packed, "
+        "which takes more bits.  [default: of int4 its own, up to 128 in int3 and int2, else 32]",
     )
 
     accuracy: Accuracy = option(
@@ -197,8 +197,8 @@ class LoadOptions:
         "was an answer before. One int4 request alone is then a fifth slower, and the next "
         "turn of a conversation computes the last answer again; CPU peers only.",
     )
-    """In packed int4, and in int8 with blocks of 128, rounding of a row differs slightly when other rows
-    are in its step. Float32 and blocks of 32 are always batch invariant, at no cost, but for
+    """In packed int4, and in int8 with blocks of 128, rounding of a row differs slightly when other
+    rows are in its step. Float32 and blocks of 32 are always batch invariant, at no cost, but for
     guessed tokens (`speculate`), which this option turns off."""
 
     wire: Wire = option(
