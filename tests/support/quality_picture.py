@@ -59,10 +59,11 @@ class Point:
 
 
 def points() -> list[Point]:
-    """Points of every format that has both figures: the newest ones."""
+    """Points of every format that has both figures, with packed weights: the newest ones."""
     with RESULTS.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    losses = _newest(rows, LOSS_QUESTION, "mean KL")
+    first_order = [row for row in rows if "another order" not in row["model"]]
+    losses = _newest(first_order, LOSS_QUESTION, "mean KL")
     ratios = _newest(rows, SPEED_QUESTION, f"decode / llama.cpp {YARDSTICK}")
     return [
         Point(name=name, mean_kl=loss, ratio=ratios[twin])
