@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.errors import RequestError
+from edge.host import block_kernels
 from edge.kernels.matmul_nbits.reference import stacked
 from edge.models.parts import MatrixSlice
 from edge.progress import OnProgress, Progress
@@ -73,6 +75,11 @@ class QuantizedSource(FloatSource):
 
 def _rounding(kind: Kind) -> Rounding | None:
     if isinstance(kind, FileBlocks):
+        if block_kernels.library() is None:
+            raise RequestError(
+                "this device cannot round weights to blocks of files",
+                remedy='install the library: pip install "edge-inference[fast]"',
+            )
         return BlockRounding(kind.form)
     if not isinstance(kind, Blocks):
         return None

@@ -126,7 +126,13 @@ static void in_levels(float *numbers, int runs, float lowest, float highest, flo
   for (int block = 0; block < LANES / runs; block++) {
     float *own = numbers + block * runs, peak = 0;
     for (int i = 0; i < runs; i++) peak = fabsf(own[i]) > fabsf(peak) ? own[i] : peak;
-    const float half = half_of(peak / highest), inverted = inverse(half);
+    float half = half_of(peak / highest);
+    /* Not below: levels would be cut off. The next float16, where rounding went down. */
+    if (fabsf(half) * highest < fabsf(peak)) {
+      const float least = 5.9604645e-08f, more = fabsf(half) * 0.000499f; /* 2^-24; about 2^-11 */
+      half = half_of(half + copysignf(more > least ? more : least, peak));
+    }
+    const float inverted = inverse(half);
     halves[block] = half;
     for (int i = 0; i < runs; i++) {
       levels[block * runs + i] = whole(own[i] * inverted, lowest, highest);

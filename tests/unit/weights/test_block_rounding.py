@@ -37,6 +37,16 @@ def test_weights_are_close(form: BlockForm) -> None:
     assert error(rounded(form, weights), weights) < LARGEST_ERROR[form.bits]
 
 
+@pytest.mark.parametrize("size", [2e-3, 2e-4, 2e-5])
+@pytest.mark.parametrize("name", ["Q4_K", "Q5_K", "Q6_K"])
+def test_small_weights_lose_no_more_than_steps_of_their_scales(name: str, size: float) -> None:
+    """Scales of levels are among the smallest numbers of a float16, 6e-8 apart."""
+    form = FORMS[name]
+    weights = size * np.random.default_rng(3).normal(size=(16, 512)).astype(np.float32)
+    steps = 6e-8 * (1 << form.bits) / size
+    assert error(rounded(form, weights), weights) < LARGEST_ERROR[form.bits] + steps
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_weights_are_closer_than_by_the_library_of_the_format(name: str) -> None:
     weights = np.random.default_rng(1).standard_t(4, size=(64, 320)).astype(np.float32)
