@@ -124,9 +124,10 @@ def test_layers_stay_in_memory_that_no_step_uses() -> None:
     prompts = ["Once", "Once upon a time " * 95, "Where does the cat live?"]
     others = set(psutil.Process().children())
     with edge.Cluster.local(1, threads=1) as cluster:
-        (daemon,) = set(psutil.Process().children()) - others
+        started = set(psutil.Process().children()) - others
+        daemon = max(started, key=lambda each: each.create_time())
         plan = bundled_plan("solo")
-        options = edge.LoadOptions(context_tokens=512, concurrency=1)
+        options = edge.LoadOptions(block_size=64, context_tokens=512, concurrency=1)
         with cluster.load(MODEL, options, plan=plan) as model:
             expected = [
                 model.generate(each, max_new_tokens=20, ignore_eos=True).token_ids

@@ -269,7 +269,16 @@ def test_ctrl_c_at_the_prompt(chat: Open) -> None:
 
 def test_ctrl_c_in_an_answer(daemon: Daemon, endless_talker: Path, tmp_path: Path) -> None:
     """It stops, what was said counts, and the model answers on; also while the window changes."""
-    command = ("chat", endless_talker, "--peer", daemon.address, "--context", LONG_CONTEXT)
+    command = (
+        "chat",
+        endless_talker,
+        "--dtype",
+        "int4-pure",
+        "--peer",
+        daemon.address,
+        "--context",
+        LONG_CONTEXT,
+    )
     with Terminal(*command, state=tmp_path) as terminal:
         terminal.wait_for_prompt()
         terminal.say("Hello")
@@ -315,7 +324,16 @@ def test_a_terminal_that_goes_away(
     daemon: Daemon, endless_talker: Path, tmp_path: Path, kind: str, moment: str
 ) -> None:
     """It ends as by a hangup, also where it was to outlive its terminal, and nobody answers on."""
-    command = ("chat", endless_talker, "--peer", daemon.address, "--context", LONG_CONTEXT)
+    command = (
+        "chat",
+        endless_talker,
+        "--dtype",
+        "int4-pure",
+        "--peer",
+        daemon.address,
+        "--context",
+        LONG_CONTEXT,
+    )
     settings: Any = {"environment": {"TERM": kind}, "ignores_hangup": True}
     with Terminal(*command, state=tmp_path, **settings) as terminal:
         if kind == "dumb":

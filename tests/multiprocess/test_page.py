@@ -271,7 +271,7 @@ def test_a_model_is_drawn_before_it_is_loaded(page: Page) -> None:
         return found
 
     (alone,) = planned("without attic")["devices"]
-    less = f"-{alone['left_bytes'] + alone['weight_bytes'] * 4 // 5}B on desk"
+    less = f"-{alone['left_bytes'] + alone['weight_bytes'] * 19 // 20}B on desk"
     page.locator("#preview-model").select_option("large")
     page.locator("#preview-devices").get_by_label("attic").uncheck()
     page.locator("#preview-form button").click()

@@ -41,11 +41,11 @@ def reply(addresses: list[str], **options: object) -> list[int]:
 
 def test_it_is_left_out_and_its_reply_reaches_nobody(daemons: list[Daemon]) -> None:
     attic, cellar = daemons
-    expected = reply([attic.address], dtype="int4")
-    found = reply([cellar.address, attic.address], dtype="int4", plan="pipeline")
+    expected = reply([attic.address], dtype="int4", block_size=32)
+    found = reply([cellar.address, attic.address], dtype="int4", block_size=32, plan="pipeline")
     assert found == expected
     with edge.Cluster.connect([cellar.address, attic.address]) as cluster:
-        proposal = cluster.propose(MODEL, dtype="int4", plan="pipeline")
+        proposal = cluster.propose(MODEL, dtype="int4", block_size=32, plan="pipeline")
     said = "wrong-cellar is not used: its back end ort computes wrongly: matmul_nbits in 4 bits"
     assert any(note.startswith(said) for note in proposal.notes)
 
@@ -53,7 +53,7 @@ def test_it_is_left_out_and_its_reply_reaches_nobody(daemons: list[Daemon]) -> N
 def test_alone_it_is_refused_by_operator_format_and_distance(daemons: list[Daemon]) -> None:
     _, cellar = daemons
     with pytest.raises(edge.EdgeError, match=r"matmul_nbits .*\(int4\), 1 row, errs by 0\.[01]"):
-        reply([cellar.address], dtype="int4")
+        reply([cellar.address], dtype="int4", block_size=32)
     assert cellar.await_free().models == ()
 
 
@@ -77,6 +77,7 @@ def test_one_that_becomes_wrong_later_is_replaced(
         cluster.load(
             MODEL,
             dtype="int4",
+            block_size=32,
             plan=bundled_plan("pipeline_2", devices=("attic", "wrong-shed")),
             spot_check=1.0,
         ) as model,
