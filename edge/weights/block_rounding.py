@@ -26,17 +26,13 @@ class BlockRounding:
     def key(self) -> str:
         return f"{self.form.name.lower()}-r{_VERSION}"
 
-    @property
-    def block_size(self) -> int:
-        return self.form.block_size
-
     def arrays(self, rows: int, columns: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Blocks as `row_blocks` has them; columns past the end are 0."""
-        return {"blocks": ("U8", (rows, -(-columns // self.block_size), self.form.row_bytes))}
+        return {"blocks": ("U8", (rows, -(-columns // self.form.block_size), self.form.row_bytes))}
 
     def rounded(self, weight: NDArray[np.generic]) -> tuple[dict[str, NDArray[Any]], float]:
         rows, columns = weight.shape
-        padded = np.zeros((rows, columns + -columns % self.block_size), np.float32)
+        padded = np.zeros((rows, columns + -columns % self.form.block_size), np.float32)
         padded[:, :columns] = weight
         if not np.isfinite(padded).all():
             raise ValueError("it has weights that are not finite")

@@ -34,9 +34,6 @@ class Rounding(Protocol):
         """Its part of the folder's name."""
         ...
 
-    @property
-    def block_size(self) -> int: ...
-
     def arrays(self, rows: int, columns: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """{suffix: (type, shape)} in a safetensors file."""
         ...

@@ -2,8 +2,8 @@
  *
  * Sixteen runs are rounded side by side, one in each lane. Several spreads of the codes over a run's
  * range are tried; for the codes of each, the scale (and minimum) of least squared error is solved,
- * and the best of all stays, as in `make_qkx2_quants` of ggml. Levels of two-level types have all 8
- * bits of their bytes, so they round scales 256 times finer. One rounding for each operation: every
+ * and the best of all stays, as in `make_qkx2_quants` of ggml. Levels with minima have all 8
+ * bits of their bytes, where files have 6 (4 in Q2_K). One rounding for each operation: every
  * processor makes the same blocks, and a block depends on its own weights alone.
  */
 #include "blocks.h"
