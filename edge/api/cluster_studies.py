@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -22,6 +23,7 @@ from edge.studies.quality import Quality, QualityOptions, measure_quality
 from edge.studies.quantize import Quantized, QuantizeOptions, quantize_model
 from edge.studies.study import Study
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.formats import DEFAULT_FORMAT
 
 
 @checks_calls
@@ -94,11 +96,16 @@ class ClusterStudies(ABC):
         many without a text. Then this device rounds one matrix after the other. After an
         interruption the same call goes on. bits: mean bits of a weight, scales included, spread
         over the matrices so that the loss is least; None: the kinds of matrices of dtype "int4".
+        The folder is in blocks of GGUF file types if every peer has kernels for them; otherwise, or
+        with `packs_blocks`, it is in compressed-tensors, which other programs read, too.
 
         Raises RequestError for a folder that exists or a text that is too short, CapacityError for
         a full disk, and the errors of `load`.
         """
         options = with_overrides(LoadOptions, options, {})
+        async with self._opened(path, options) as (checkpoint, peers):
+            as_default = replace(options, dtype=DEFAULT_FORMAT).for_peers(checkpoint, peers)
+        options = replace(options, packs_blocks=as_default.packs_blocks)
         study = await self._study(path, options, text, progress)
         wanted = QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens)
         return await quantize_model(study, out, wanted)

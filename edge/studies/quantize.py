@@ -27,17 +27,18 @@ from edge.weights.bit_allocation import allocate_bits
 from edge.weights.block_matrices import Blocks
 from edge.weights.calibrated import rounded_matrix
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.compressed_folder import CompressedFolder
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.folder_files import other_files
 from edge.weights.format_sizes import bytes_per_weight, in_words, num_weights
 from edge.weights.formats import DEFAULT_FORMAT, weight_format
 from edge.weights.input_statistics import InputStatistics
 from edge.weights.partial_folder import PartialFolder, check_free
+from edge.weights.quantized_folder import QuantizedFolder
 from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.sensitivity import choices_of, least_bytes
 
 MOST_BITS = 16
-_METHOD = "GPTQ, 2"
+_METHOD = "GPTQ, 3"
 """Method and version. Raise the number when the same sums make other codes."""
 
 
@@ -89,6 +90,8 @@ class _Rounding:
     observation: ReadingTask
     target: Path
     bits: float | None
+    packed: bool
+    """Whether for ONNX Runtime's own kernels, in place of blocks of files."""
     made_by: Mapping[str, object]
 
 
@@ -121,10 +124,11 @@ def _prepare(study: Study, out: str | Path, wanted: QuantizeOptions) -> _Roundin
             f"{shown(out)} is not a path ({error})", remedy="give a folder that is not there yet"
         ) from error
     check_free(target)
+    packed = study.options.packs_blocks
     opening = Checkpoint.open(study.path, lora=study.options.lora)
     with opening as checkpoint, store_errors_as_edge_errors():
         if wanted.bits is not None:
-            _check_bits(checkpoint.spec, wanted.bits)
+            _check_bits(checkpoint.spec, wanted.bits, packed)
         for _name, _content in other_files(checkpoint):
             pass
         observation = observation_of(
@@ -143,17 +147,20 @@ def _prepare(study: Study, out: str | Path, wanted: QuantizeOptions) -> _Roundin
         observation=observation,
         target=target,
         bits=wanted.bits,
+        packed=packed,
         made_by=made_by,
     )
 
 
-def _check_bits(spec: ModelSpec, bits: float) -> None:
-    least = 8 * least_bytes(spec) / num_weights(spec)
+def _check_bits(spec: ModelSpec, bits: float, packed: bool) -> None:
+    least = 8 * least_bytes(spec, packed) / num_weights(spec)
     if bits < least:
         raise RequestError(
-            f"{bits:g} bits a weight are fewer than this model's least, {least:.2f} with 2 bits "
-            "everywhere, scales included",
-            remedy="give more, or take a smaller model",
+            f"{bits:g} bits a weight are fewer than this model's least, {least:.2f}, scales "
+            "included",
+            remedy="give more, or take a smaller model"
+            if packed
+            else "give more, or --compressed-tensors, which has 2 bits for any model",
         )
 
 
@@ -176,15 +183,20 @@ def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) 
         opening = Checkpoint.open(observation.path, lora=observation.options.lora)
         checkpoint = stack.enter_context(opening)
         statistics = stack.enter_context(InputStatistics(file, spec))
-        kinds = _usual_kinds(checkpoint)
+        kinds = _usual_kinds(checkpoint, task.packed)
         if task.bits is not None:
             total_bytes = task.bits / 8 * total
             choices = choices_of(
-                checkpoint, statistics, tokens=tokens, total_bytes=total_bytes, on_matrix=on_matrix
+                checkpoint,
+                statistics,
+                tokens=tokens,
+                total_bytes=total_bytes,
+                packed=task.packed,
+                on_matrix=on_matrix,
             )
             allocated = allocate_bits(choices, total_bytes)
             kinds = {role: choice.kind for role, choice in allocated.items()}
-        folder = CompressedFolder(checkpoint, place, kinds, made_by=task.made_by)
+        folder = QuantizedFolder(checkpoint, place, kinds, made_by=task.made_by)
         missing = set(folder.missing)
         done = sum(
             math.prod(shapes[role])
@@ -204,16 +216,16 @@ def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) 
         folder.finish()
 
 
-def _usual_kinds(checkpoint: Checkpoint) -> dict[str, Blocks]:
+def _usual_kinds(checkpoint: Checkpoint, packed: bool) -> dict[str, Blocks | FileBlocks]:
     """The bits of the default format, by role of the matrix."""
-    made = weight_format(checkpoint.spec, DEFAULT_FORMAT, packs_blocks=True)
+    made = weight_format(checkpoint.spec, DEFAULT_FORMAT, packs_blocks=packed)
     spec = made.graded(checkpoint.spec)
-    kinds: dict[str, Blocks] = {}
+    kinds: dict[str, Blocks | FileBlocks] = {}
     for role, shape in tensor_shapes(spec).items():
         if len(shape) == 2 and role not in TABLES:
             grade = spec.layer(int(role.split(".")[1])).grade if role.startswith("layers.") else 0
             kind = made.recipe.kind(role, grade)
-            assert isinstance(kind, Blocks)
+            assert isinstance(kind, Blocks | FileBlocks)
             kinds[role] = kind
     return kinds
 

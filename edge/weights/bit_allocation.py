@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.weights.block_matrices import Blocks
+from edge.weights.file_blocks import FileBlocks
 
 _CLASSES = 3
 
@@ -22,7 +23,7 @@ _CLASSES = 3
 class KindChoice:
     """A possible kind of a matrix, with its loss."""
 
-    kind: Blocks
+    kind: Blocks | FileBlocks
     num_bytes: int
     loss: float
     """Nats that it adds to the KL divergence."""
@@ -68,7 +69,7 @@ def _alike(choices: Choices) -> dict[str, list[str]]:
         if role.startswith("layers."):
             _layers, layer, local = role.split(".", 2)
             # Layers of other sizes may have other choices.
-            kinds = [(e.kind.zero_points, e.kind.bits, e.kind.block_size) for e in each]
+            kinds = [e.kind.words for e in each]
             name = f"{classes[layer]} {local} {kinds}"
         found[name].append(role)
     return found

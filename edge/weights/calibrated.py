@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
-from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
+from edge.kernels.matmul_blocks import calibrated as blocks
+from edge.kernels.matmul_blocks.reference import row_blocks
+from edge.kernels.matmul_nbits import calibrated as packed
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, stacked
 from edge.weights.block_matrices import Blocks
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.input_statistics import InputStatistics
 from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.weight_limits import check_weights, largest_of
@@ -18,14 +22,17 @@ from edge.weights.weight_limits import check_weights, largest_of
 _CHUNK_WEIGHTS = 1 << 24
 """Weights that are rounded at once, which takes about ten bytes each."""
 
+Codes = QuantizedMatrix | NDArray[np.uint8]
+"""A matrix in blocks, or `row_blocks` of a type of GGUF files."""
+
 
 def rounded_matrix(
     checkpoint: Checkpoint,
     statistics: InputStatistics,
     role: str,
-    kind: Blocks,
+    kind: Blocks | FileBlocks,
     on_weights: Callable[[int], None],
-) -> QuantizedMatrix:
+) -> Codes:
     """The matrix of a role, rounded. on_weights: called with the number of rounded weights; may
     raise.
 
@@ -43,18 +50,33 @@ def rounded_matrix(
         weight = weight.astype(np.float32, copy=False)
         check_weights(checkpoint.store, name, largest_of(weight))
         try:
-            part = quantize_calibrated(
-                weight,
-                grams,
-                bits=kind.bits,
-                block_size=kind.block_size,
-                zero_points=kind.zero_points,
-                on_rows=lambda count: on_weights(count * columns),
-            )
+            part = rounded(weight, kind, grams, lambda count: on_weights(count * columns))
         except ValueError as error:
             raise CheckpointError(
                 f"{name} cannot be rounded by {statistics.path}: {error}",
                 remedy="remove that file, so that the statistics are made again",
             ) from error
         parts.append(part)
-    return stacked(parts)
+    if isinstance(kind, FileBlocks):
+        return np.concatenate([part for part in parts if not isinstance(part, QuantizedMatrix)])
+    return stacked([part for part in parts if isinstance(part, QuantizedMatrix)])
+
+
+def rounded(
+    weight: NDArray[np.float32],
+    kind: Blocks | FileBlocks,
+    grams: Sequence[NDArray[np.float32]],
+    on_rows: Callable[[int], None] = lambda _rows: None,
+) -> Codes:
+    """Weights [rows, columns] rounded by x^T x of their inputs. Raises ValueError."""
+    if isinstance(kind, FileBlocks):
+        form = kind.form
+        return row_blocks(form, blocks.quantize_calibrated(form, weight, grams, on_rows=on_rows))
+    return packed.quantize_calibrated(
+        weight,
+        grams,
+        bits=kind.bits,
+        block_size=kind.block_size,
+        zero_points=kind.zero_points,
+        on_rows=on_rows,
+    )

@@ -33,9 +33,9 @@ ENCODINGS: dict[str, Callable[[ModelSpec, int | None], Encoding]] = {
 AS_STORED = "as stored"
 AUTO = "auto"
 """The checkpoint's own encoding if it is quantised, else the default."""
-DEFAULT_FORMAT = "int4"
 Dtype = Literal["auto", "float32", "int8", "int4", "int4-pure", "int3", "int2"]
 """Number formats of weights. auto: the checkpoint's own if it is quantised, else int4."""
+DEFAULT_FORMAT: Dtype = "int4"
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 FEW_BITS: tuple[Dtype, ...] = ("int3", "int2")
 """Formats with such a loss that people are warned."""

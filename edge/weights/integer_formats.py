@@ -84,11 +84,18 @@ def _block_int4(spec: ModelSpec) -> tuple[Recipe, tuple[int, ...]] | None:
         part = place.get(local, "usual")
         if local == "down.weight" and _is_sensitive(int(role.split(".")[1]), spec.num_layers):
             part = "down"
-        is_wide = columns % _WIDE == 0 and (local != "down.weight" or columns >= _LEAST_CUT)
+        is_wide = has_wide_blocks(role, columns)
         is_of_wide = spec.hidden_size % _WIDE == 0
         types = _TYPES if is_wide and is_of_wide else _FINE_TYPES if is_wide else _NARROW_TYPES
         kinds[role] = FileBlocks(types[part])
     return recipe_of(spec, kinds)
+
+
+def has_wide_blocks(role: str, columns: int) -> bool:
+    """Whether a matrix may have blocks of 256 columns: it has whole ones, and where devices divide
+    its columns, enough of them."""
+    is_cut = rule_role(role).removeprefix("shared.") == "down.weight"
+    return columns % _WIDE == 0 and (not is_cut or columns >= _LEAST_CUT)
 
 
 def _packed_int4(spec: ModelSpec, block_size: int | None) -> Encoding:

@@ -16,18 +16,21 @@ matrices errs 1.4 to 6 times as much, and with 4.5 bits its choice lost twice as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
-from edge.kernels.matmul_nbits.reference import dequantize, quantize
+from edge.kernels.matmul_blocks import reference as blocks
+from edge.kernels.matmul_nbits.reference import QuantizedMatrix, dequantize, quantize
 from edge.models.spec import TABLES, ModelSpec, tensor_shapes
 from edge.weights.bit_allocation import KindChoice
 from edge.weights.block_matrices import Blocks
+from edge.weights.block_rounding import BlockRounding
+from edge.weights.calibrated import rounded
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.input_statistics import InputStatistics
+from edge.weights.integer_formats import has_wide_blocks
 from edge.weights.quantized_store import store_errors_as_edge_errors
 from edge.weights.weight_limits import check_weights, largest_of
 
@@ -49,6 +52,8 @@ _SIZES, _CUT_SIZES, _SMALLEST = (128, 64, 32), (64, 32), 32
 """Columns of a block; smaller ones if columns are divided among devices."""
 _CUT_ROLES = ("down.weight",)
 _USUAL_BITS, _FINE_BITS = 4, 8
+_WIDE_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+_NARROW_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 Array = NDArray[np.float32]
 
@@ -59,16 +64,18 @@ def choices_of(
     *,
     tokens: int,
     total_bytes: float,
+    packed: bool,
     on_matrix: Callable[[int, int], None],
 ) -> dict[str, list[KindChoice]]:
     """The possible kinds of every matrix that a token is multiplied with, by role.
 
     tokens: number of tokens of the statistics. total_bytes: limit for all matrices; kinds of fewer
-    than 4 bits are possible only if not all matrices can have 4. on_matrix: called with the number
-    of finished matrices and of all; may raise.
+    than 4 bits are possible only if not all matrices can have 4. packed: no blocks of GGUF files.
+    on_matrix: called with the number of finished matrices and of all; may raise.
     """
     spec = checkpoint.spec
-    least_bits = _USUAL_BITS if least_bytes(spec, _USUAL_BITS) <= total_bytes else 0
+    has_room = least_bytes(spec, packed, _USUAL_BITS) <= total_bytes
+    least_bits = _USUAL_BITS if has_room else 0
     shapes = _multiplied_with(spec)
     found: dict[str, list[KindChoice]] = {}
     for number, (role, (rows, columns)) in enumerate(shapes.items()):
@@ -83,15 +90,15 @@ def choices_of(
                 num_bytes=_size(kind, rows, columns),
                 loss=scale * loss_of(weight, _rounded(weight, kind, known), grams),
             )
-            for kind in _kinds(role, columns, least_bits)
+            for kind in _kinds(role, columns, packed, least_bits)
         ]
     return found
 
 
-def least_bytes(spec: ModelSpec, least_bits: int = 0) -> int:
+def least_bytes(spec: ModelSpec, packed: bool, least_bits: int = 0) -> int:
     """Least bytes of all matrices with `least_bits` bits or more, for any model of this form."""
     return sum(
-        min(_size(kind, rows, columns) for kind in _kinds(role, columns, least_bits))
+        min(_size(kind, rows, columns) for kind in _kinds(role, columns, packed, least_bits))
         for role, (rows, columns) in _multiplied_with(spec).items()
     )
 
@@ -105,15 +112,20 @@ def _multiplied_with(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     }
 
 
-def _size(kind: Blocks, rows: int, columns: int) -> int:
+def _size(kind: Blocks | FileBlocks, rows: int, columns: int) -> int:
     return sum(array.nbytes for array in kind.arrays(rows, columns))
 
 
-def _kinds(role: str, columns: int, least_bits: int) -> list[Blocks]:
+def _kinds(role: str, columns: int, packed: bool, least_bits: int) -> list[Blocks | FileBlocks]:
     """Kinds of blocks that divide the columns, if possible, from coarse to fine."""
+    if not packed:
+        types = _WIDE_TYPES if has_wide_blocks(role, columns) else _NARROW_TYPES
+        return [each for each in map(FileBlocks, types) if each.bits >= least_bits]
     sizes = _CUT_SIZES if role.endswith(_CUT_ROLES) else _SIZES
     fitting = [size for size in sizes if columns % size == 0] or [_SMALLEST]
-    coarse = [Blocks(bits, size, zero_points=True) for bits in (2, _USUAL_BITS) for size in fitting]
+    coarse: list[Blocks | FileBlocks] = [
+        Blocks(bits, size, zero_points=True) for bits in (2, _USUAL_BITS) for size in fitting
+    ]
     return [each for each in coarse if each.bits >= least_bits] + [Blocks(_FINE_BITS, fitting[0])]
 
 
@@ -144,20 +156,21 @@ def _energy(weight: Array, grams: Sequence[Array]) -> float:
     return total
 
 
-def _rounded(weight: Array, kind: Blocks, grams: Sequence[Array] | None) -> Array:
-    """The weight rounded by its inputs, if given. 8 bits are always rounded plainly, which is
+def _rounded(weight: Array, kind: Blocks | FileBlocks, grams: Sequence[Array] | None) -> Array:
+    """The weight rounded by its inputs, if given. Fine kinds are always rounded plainly, which is
     faster, because their error is small."""
-    rounding = quantize
-    if grams is not None and kind.bits != _FINE_BITS:
-        rounding = partial(quantize_calibrated, grams=grams)
-    return dequantize(
-        rounding(
-            weight,
-            bits=kind.bits,
-            block_size=kind.block_size,
-            zero_points=kind.zero_points,
+    if grams is not None and kind.bits <= _USUAL_BITS:
+        codes = rounded(weight, kind, grams)
+    elif isinstance(kind, FileBlocks):
+        codes = BlockRounding(kind.form).rounded(weight)[0]["blocks"]
+    else:
+        codes = quantize(
+            weight, bits=kind.bits, block_size=kind.block_size, zero_points=kind.zero_points
         )
-    )
+    if isinstance(codes, QuantizedMatrix):
+        return dequantize(codes)
+    assert isinstance(kind, FileBlocks)
+    return blocks.dequantize(kind.form, codes)[:, : weight.shape[1]]
 
 
 def _sampled(checkpoint: Checkpoint, role: str, rows: int) -> Array:

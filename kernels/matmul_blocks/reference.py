@@ -304,19 +304,34 @@ def dequantize(form: BlockForm, rows: Bytes) -> NDArray[np.float32]:
     """Weights [rows, columns] of `row_blocks`. Bytes that no quantiser wrote may give NaN."""
     parts = parts_of(form, rows)
     count, blocks = parts.scales.shape
-    scales = form.scales(parts.scales)[..., None]
+    minima = minima_of_runs(parts)
     with np.errstate(over="ignore", invalid="ignore"):
-        if parts.levels is not None:
-            scales = scales * parts.levels.astype(np.float32)
         runs = parts.codes.reshape(count, blocks, -1, form.run)
-        weights = form.values(runs).astype(np.float32) * scales[..., None]
-        if parts.minima is not None:
-            minima = parts.minima.astype(np.float32)[..., None]
-            if parts.least_levels is not None:
-                minima = -minima * parts.least_levels.astype(np.float32)
+        weights = form.values(runs).astype(np.float32) * scales_of_runs(form, parts)[..., None]
+        if minima is not None:
             weights += minima[..., None]
     found: NDArray[np.float32] = weights.reshape(count, -1)
     return found
+
+
+def scales_of_runs(form: BlockForm, parts: BlockParts) -> NDArray[np.float32]:
+    """Float32 [rows, blocks, runs]; NaN or infinite where no quantiser wrote the parts."""
+    scales = form.scales(parts.scales)[..., None]
+    if parts.levels is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            scales = scales * parts.levels.astype(np.float32)
+    return scales
+
+
+def minima_of_runs(parts: BlockParts) -> NDArray[np.float32] | None:
+    """What codes of 0 stand for, as `scales_of_runs`; None for types without minima."""
+    if parts.minima is None:
+        return None
+    minima = parts.minima.astype(np.float32)[..., None]
+    if parts.least_levels is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            minima = -minima * parts.least_levels.astype(np.float32)
+    return minima
 
 
 def random_parts(

@@ -105,7 +105,7 @@ def test_bits_go_where_they_pay(one: edge.Cluster, known_text: str, tmp_path: Pa
     """More bits lose less, and no more are taken than were given; by a text that is read."""
     seen: list[Progress] = []
     losses = []
-    for bits in (4.75, 5.5):
+    for bits in (4.6, 6.5):
         out = tmp_path / f"{bits}"
         made = one.quantize(
             MODEL,
@@ -128,7 +128,11 @@ def test_bits_go_where_they_pay(one: edge.Cluster, known_text: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"bits": 1.5}, r"1\.5 bits a weight are fewer .* least, 2\.[0-9]+"),
+        ({"bits": 1.5}, r"1\.5 bits a weight are fewer .* least, [34]\.[0-9]+"),
+        (
+            {"bits": 1.5, "options": edge.LoadOptions(packs_blocks=True)},
+            r"1\.5 bits a weight are fewer .* least, 2\.[0-9]+",
+        ),
         ({"bits": -1}, "bits must be a number up to 16, not -1"),
         ({"window_tokens": 2048}, r"windows of 2048 tokens do not fit .* context of [0-9]+; give"),
         ({"text": "Short."}, "the text has [0-9]+ tokens"),
@@ -269,12 +273,19 @@ def test_nothing_stays_behind_a_task_that_is_cancelled(
     assert made.path == out
 
 
+@pytest.mark.parametrize("method", ["edge-blocks", "compressed-tensors"])
 def test_random_weights_of_another_family(
-    one: edge.Cluster, tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
+    one: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    tmp_path: Path,
+    method: str,
 ) -> None:
     """With biases, in bfloat16, without special tokens, and a head that is the embedding."""
     checkpoint = tiny_checkpoint("qwen2", stored_type="bfloat16")
-    made = one.quantize(checkpoint.path, tmp_path / "out", progress=False, **FEW)
+    options = edge.LoadOptions(packs_blocks=method == "compressed-tensors")
+    made = one.quantize(checkpoint.path, tmp_path / "out", options, progress=False, **FEW)
+    config = json.loads((made.path / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == method
     with one.load(made.path, accuracy="high") as model:
         rows = model.logits(checkpoint.prompt(8))
     assert rows.shape == (8, checkpoint.spec.vocab_size)
@@ -292,9 +303,10 @@ def test_the_command_line(tmp_path: Path, known_text: str, small: Path) -> None:
     assert found.keys() == {"path", "num_bytes", "bytes_per_weight", "words"}
     assert found["path"] == str(out)
     assert found["num_bytes"] == sum(file.stat().st_size for file in out.glob("*.safetensors"))
-    shown = run_edge("quantize", small, "--out", tmp_path / "another", *SMALL)
+    another = ("--compressed-tensors", "--out", tmp_path / "another")
+    shown = run_edge("quantize", small, *another, *SMALL)
     assert shown.code == 0, shown.err
-    assert "bits a weight with their scales" in shown.out
+    assert "bits in blocks of 32" in shown.out
     again = run_edge("quantize", MODEL, "--out", out, *SMALL)
     assert again.code == 1
     assert "is there already" in again.err

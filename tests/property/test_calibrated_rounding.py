@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from edge.kernels.matmul_blocks import calibrated as in_blocks
+from edge.kernels.matmul_blocks.reference import FORMS, BlockForm, BlockParts, row_blocks
+from edge.kernels.matmul_blocks.reference import dequantize as dequantize_blocks
 from edge.kernels.matmul_nbits.calibrated import quantize_calibrated
 from edge.kernels.matmul_nbits.reference import (
     LEAST_BLOCK,
@@ -18,6 +21,7 @@ from edge.kernels.matmul_nbits.reference import (
     quantize,
     unpack,
 )
+from edge.weights.block_rounding import BlockRounding
 
 FORMATS = [(2, False), (2, True), (4, False), (4, True), (8, False), (8, True)]
 DAMPING = 0.1
@@ -337,3 +341,82 @@ def test_what_is_no_gram_is_refused() -> None:
     gram[np.arange(32), np.arange(32)] = 1
     with pytest.raises(ValueError, match=r"no x\^T x"):
         quantize_calibrated(gaussian(2, 32), [gram], bits=4, block_size=32)
+
+
+WHOLE_NUMBERS = [form for form in FORMS.values() if not form.has_table]
+
+
+def floats_of(form: BlockForm, parts: BlockParts, columns: int) -> NDArray[np.float32]:
+    whole = dequantize_blocks(form, row_blocks(form, parts))
+    assert not whole[:, columns:].any() or form.has_minimum
+    return whole[:, :columns]
+
+
+def plainly(form: BlockForm, weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    arrays, _largest = BlockRounding(form).rounded(weight)
+    return dequantize_blocks(form, arrays["blocks"])[:, : weight.shape[1]]
+
+
+def loss(error: NDArray[np.float32], gram: NDArray[np.float32]) -> float:
+    return float(np.sum((error.astype(np.float64) @ gram) * error))
+
+
+@pytest.mark.parametrize("form", WHOLE_NUMBERS, ids=lambda form: form.name)
+def test_blocks_of_files_lose_less_than_after_plain_rounding(form: BlockForm) -> None:
+    """By what is known of their inputs; where nothing is, as little."""
+    columns, width = 700, 512
+    weight, gram = gaussian(40, columns), gram_of(columns)
+    parts = in_blocks.quantize_calibrated(form, weight, runs_of(gram, width))
+    known = np.zeros_like(gram)
+    for start in range(0, columns, width):
+        own = slice(start, start + width)
+        known[own, own] = gram[own, own]
+    plain = loss(plainly(form, weight) - weight, known)
+    assert loss(floats_of(form, parts, columns) - weight, known) < 0.7 * plain
+    alike = [np.eye(width, dtype=np.float32), np.eye(columns - width, dtype=np.float32)]
+    blind = floats_of(form, in_blocks.quantize_calibrated(form, weight, alike), columns)
+    plain = float(np.square(plainly(form, weight) - weight).sum())
+    assert float(np.square(blind - weight).sum()) < 1.02 * plain
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_rows_in_blocks_are_rounded_alone(data: st.DataObject) -> None:
+    form = data.draw(st.sampled_from(WHOLE_NUMBERS))
+    rows, columns = data.draw(st.integers(2, 40)), data.draw(st.integers(1, 600))
+    start = data.draw(st.integers(0, rows - 1))
+    weight = gaussian(rows, columns).astype(ml_dtypes.bfloat16)
+    grams = runs_of(gram_of(columns), 512)
+    whole = row_blocks(form, in_blocks.quantize_calibrated(form, weight, grams))
+    some = row_blocks(form, in_blocks.quantize_calibrated(form, weight[start:], grams))
+    # BLAS may sum in another order, so that one row in fifty has met a tie.
+    unlike = (whole[start:] != some).any(axis=(1, 2))
+    assert np.count_nonzero(unlike) <= max(1, len(unlike) // 50)
+
+
+@pytest.mark.parametrize("form", WHOLE_NUMBERS, ids=lambda form: form.name)
+@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-4, 300.0])
+def test_blocks_of_small_and_large_weights_and_of_zeros(form: BlockForm, size: float) -> None:
+    """What float16 scales cannot hold becomes 0, and nothing is worse than that."""
+    weight = gaussian(3, 512) * np.float32(size)
+    weight[:, 256:] = 0
+    gram = gram_of(256)
+    found = floats_of(form, in_blocks.quantize_calibrated(form, weight, [gram, gram]), 512)
+    assert not found[:, 256:].any()
+    part = 1.001 if size < 1e-6 else 0.1
+    assert loss((found - weight)[:, :256], gram) <= part * loss(weight[:, :256], gram)
+
+
+def test_what_blocks_of_files_cannot_hold_is_refused() -> None:
+    form = FORMS["Q4_K"]
+    for bad in (np.nan, np.inf):
+        weight = gaussian(40, 300)
+        weight[33, 299] = bad
+        with pytest.raises(ValueError, match="weight holds NaN or infinity"):
+            in_blocks.quantize_calibrated(form, weight, [gram_of(300)])
+    with pytest.raises(ValueError, match="codes of IQ4_NL are no whole numbers"):
+        in_blocks.quantize_calibrated(FORMS["IQ4_NL"], gaussian(2, 32), [gram_of(32)])
+    with pytest.raises(ValueError, match="cut blocks of 256"):
+        in_blocks.quantize_calibrated(form, gaussian(2, 512), runs_of(gram_of(512), 128))
+    with pytest.raises(ValueError, match=r"floats \[rows, columns\]"):
+        in_blocks.quantize_calibrated(form, np.zeros((2, 32), np.int32), [gram_of(32)])

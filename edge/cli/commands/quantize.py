@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -33,6 +33,13 @@ from edge.studies.text_windows import read_text
     help="A UTF-8 file of calibration text like the model's later input.  "
     "[default: text that it writes itself]",
 )
+@click.option(
+    "--compressed-tensors",
+    "packed",
+    is_flag=True,
+    help="Write compressed-tensors, which other programs read, too, with more loss.  [default: "
+    "blocks of GGUF file types, if every device has kernels for them]",
+)
 @given_options("wanted", QuantizeOptions)
 @cluster_options
 @json_option
@@ -42,6 +49,7 @@ def command(
     peers: ClusterOptions,
     out: Path,
     text_file: Path | None,
+    packed: bool,
     wanted: QuantizeOptions,
     as_json: bool,
 ) -> None:
@@ -56,8 +64,7 @@ def command(
     Without a text the model writes its own, at random with a fixed seed, which is closer to its
     training than any text that Edge could bring.
 
-    Every plan loads the new folder. It has the layout of compressed-tensors, which other programs
-    read, too. edge quality measures the loss.
+    Every plan loads the new folder. edge quality measures the loss.
 
     \b
     Examples:
@@ -71,6 +78,7 @@ def command(
     if text_file is not None:
         text = read_text(text_file, tokens=wanted.windows * wanted.window_tokens)
     with open_cluster(peers, options, model=model) as cluster:
+        options = replace(options, packs_blocks=packed)
         found = cluster.quantize(model, out, options, text=text, **asdict(wanted))
     if as_json:
         print_json(found.to_json())

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.weights.block_matrices import Blocks
 
-_OTHERS = ("quantization_config", "quantization", "compression_config")
+OTHERS = ("quantization_config", "quantization", "compression_config")
 """Fields of other and older libraries about the quantization of the source folder."""
 
 
@@ -47,7 +47,7 @@ def compressed_values(
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
-    kept = {key: value for key, value in values.items() if key not in _OTHERS}
+    kept = {key: value for key, value in values.items() if key not in OTHERS}
     return {**kept, "quantization_config": said}
 
 

@@ -28,8 +28,8 @@ from edge.weights.integer_formats import head_kind, small_floats, widest_block
 from edge.weights.layout import whole_layout
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
 from edge.weights.packed.folder import PackedStore
+from edge.weights.packed.in_blocks import BlockSource, MatrixInBlocks
 from edge.weights.packed.matrix import CodedMatrix
-from edge.weights.packed.mxfp4 import KIND, Mxfp4Matrix, Mxfp4Source
 from edge.weights.recipe import Kind, Recipe, rule_role
 from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
 from edge.weights.stored_blocks import StoredBlocks, recipe_of
@@ -104,15 +104,16 @@ def packed_encoding(
 
     notes = [HEAD_NOTE] * ("head" in rounded) + [_SHUFFLED_NOTE] * bool(cut)
     packed_form = Encoding(recipe=recipe, grades=grades, open=open_source, note="; ".join(notes))
-    floats_of_4_bits = {role: each for role, each in coded.items() if isinstance(each, Mxfp4Matrix)}
-    own = coded_recipe(spec, {**dict.fromkeys(floats_of_4_bits, KIND), **rounded})
-    if len(floats_of_4_bits) < len(coded) or own is None:
+    in_blocks = {role: each for role, each in coded.items() if isinstance(each, MatrixInBlocks)}
+    own_kinds = {role: each.file_blocks for role, each in in_blocks.items()}
+    own = coded_recipe(spec, {**own_kinds, **rounded})
+    if len(in_blocks) < len(coded) or own is None:
         return packed_form
 
     def open_own(
         tensors: CheckpointTensors, *, cache_root: Path, on_progress: OnProgress
     ) -> WeightSource:
-        blocks = Mxfp4Source(tensors, floats_of_4_bits)
+        blocks = BlockSource(tensors, in_blocks)
         return with_rounded(
             blocks, rounded, tensors, cache_root=cache_root, on_progress=on_progress
         )

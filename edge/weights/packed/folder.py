@@ -20,6 +20,7 @@ from edge.offload import Closing, WeightStore, checked_runs
 from edge.text.files import read_json
 from edge.weights.fused_rows import TensorPart
 from edge.weights.packed.awq import find_awq
+from edge.weights.packed.blocks import METHOD, find_blocks
 from edge.weights.packed.compressed import find_compressed
 from edge.weights.packed.fp8 import find_fp8
 from edge.weights.packed.gptq import find_gptq
@@ -34,6 +35,7 @@ LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
     "fp8": find_fp8,
     "mlx": find_mlx,
     "mxfp4": find_mxfp4,
+    METHOD: find_blocks,
 }
 """Layouts by `quant_method`. MLX has none, but another name for the whole setting."""
 

@@ -9,25 +9,20 @@ Twice the value of a code is a whole number up to 12, so codes of 8 bits hold it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.errors import CheckpointError
 from edge.kernels.matmul_blocks.reference import BlockParts
 from edge.models.config import Config
 from edge.models.experts import MAX_EXPERTS
-from edge.models.parts import MAX_SIZE, MatrixSlice
-from edge.offload import StoreError
-from edge.weights.block_rounding import largest_weight
+from edge.models.parts import MAX_SIZE
 from edge.weights.file_blocks import FileBlocks
-from edge.weights.float_matrices import FloatSource
-from edge.weights.matrix_kind import CheckpointTensors
-from edge.weights.packed.matrix import CodedMatrix, Grid, PackedMatrix, Tensors
-from edge.weights.weight_limits import check_weights
+from edge.weights.packed.in_blocks import MatrixInBlocks
+from edge.weights.packed.matrix import Grid, PackedMatrix, Tensors
 
 BLOCKS = "_blocks"
 _SCALES = "_scales"
@@ -82,8 +77,10 @@ def find_mxfp4(_config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mxfp4Matrix(CodedMatrix):
+class Mxfp4Matrix(MatrixInBlocks):
     """A matrix of expert `number`, of these `rows` of its tensors."""
+
+    file_blocks = KIND
 
     number: int
     rows: range
@@ -96,7 +93,6 @@ class Mxfp4Matrix(CodedMatrix):
         return _CODES[halves[:, columns.start - start : columns.stop - start]]
 
     def parts(self, rows: range, columns: range) -> Iterator[BlockParts]:
-        """These rows of all blocks that have some of the columns, a piece of rows at a time."""
         blocks = slice(columns.start // _BLOCK, -(-columns.stop // _BLOCK))
         step = max(1, _PIECE_BYTES // self.shape[1])
         for first in range(rows.start, rows.stop, step):
@@ -117,27 +113,3 @@ class Mxfp4Matrix(CodedMatrix):
         found: NDArray[Any]
         (found,) = self.store.read(name, range(self.number, self.number + 1), run)
         return found[:: kept.step]
-
-
-class Mxfp4Source(FloatSource):
-    """Reads these matrices, by role, as blocks in their own bits, and the rest as float32."""
-
-    def __init__(self, tensors: CheckpointTensors, matrices: Mapping[str, Mxfp4Matrix]) -> None:
-        super().__init__(tensors.store, tensors.tensor_name, tensors.norm_offset)
-        self._matrices = matrices
-
-    def matrix(self, part: MatrixSlice) -> dict[str, NDArray[Any]]:
-        if part.parts[0][0] not in self._matrices:
-            return super().matrix(part)
-        first = part.columns.start // _BLOCK * _BLOCK
-        return KIND.of_parts(self._pieces(part), part.num_rows, part.columns.stop - first)
-
-    def _pieces(self, part: MatrixSlice) -> Iterator[BlockParts]:
-        for role, rows in part.parts:
-            name = self._tensor_name(role)
-            try:
-                for each in self._matrices[role].parts(rows, part.columns):
-                    check_weights(self._store, name, largest_weight(KIND.form, each))
-                    yield each
-            except StoreError as error:
-                raise CheckpointError(str(error)) from error

@@ -106,7 +106,7 @@ def test_layers_of_other_sizes_are_chosen_for_alone() -> None:
     choices["layers.0.a.w"] = tuple(
         replace(each, kind=Blocks(each.kind.bits, 16)) for each in choices_of(1.0)
     )
-    found = allocate_bits(choices, 2 * smallest_bytes(choices))
+    found = allocate_bits(choices, 2.01 * smallest_bytes(choices))
     assert {choice.kind for role, choice in found.items() if role != "layers.0.a.w"} == {KINDS[-1]}
 
 

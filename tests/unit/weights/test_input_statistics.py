@@ -119,7 +119,8 @@ def test_what_each_kind_would_lose(
             opened,
             found,
             tokens=TOKENS,
-            total_bytes=least_bytes(spec, 4) - (not has_room),
+            total_bytes=least_bytes(spec, True, 4) - (not has_room),
+            packed=True,
             on_matrix=lambda done, total: seen.append((done, total)),
         )
     assert seen == [(number, len(choices)) for number in range(len(choices))]

@@ -1,7 +1,8 @@
-"""Writes a quantised model as a folder of compressed-tensors, format pack-quantized.
+"""Writes a quantised model as a folder: in blocks of GGUF file types, or as compressed-tensors in
+the format pack-quantized.
 
-`edge/weights/packed/compressed.py` reads the same codes and scales back. Knows nothing about how
-codes are chosen.
+`edge/weights/packed` reads the same codes and scales back. Knows nothing about how codes are
+chosen.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
@@ -28,9 +30,12 @@ from edge.offload import (
     write_durably,
 )
 from edge.weights.block_matrices import Blocks
+from edge.weights.calibrated import Codes
 from edge.weights.checkpoint import Checkpoint
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.folder_files import other_files
 from edge.weights.folder_form import CONFIG
+from edge.weights.packed.blocks import block_arrays, block_tensors, block_values
 from edge.weights.packed.compressed import compressed_arrays, compressed_tensors
 from edge.weights.packed.compressed_config import compressed_values
 from edge.weights.packed.encoding import coded_recipe
@@ -42,7 +47,7 @@ from edge.weights.weight_limits import check_weights, largest_of
 MADE_BY = "edge_quantize"
 """The key of config.json that says how the codes were chosen."""
 
-_VERSION = 1
+_VERSION = 2
 """Version of the written form. Raise it when that changes, so that no folder mixes two."""
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _SPARE_DISK_BYTES = 256 << 20
@@ -58,19 +63,19 @@ class Group:
     coded: tuple[str, ...]
 
 
-class CompressedFolder:
+class QuantizedFolder:
     """A folder that is written group by group, and continued after an interruption."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         place: PartialFolder,
-        kinds: Mapping[str, Blocks],
+        kinds: Mapping[str, Blocks | FileBlocks],
         *,
         made_by: Mapping[str, Any],
     ) -> None:
-        """kinds: Blocks by role, plain or with zero points (see tensor_shapes); other roles stay
-        floats.
+        """kinds: by role (see tensor_shapes), either all blocks of files, or all Blocks, plain or
+        with zero points; other roles stay floats.
 
         made_by: JSON values that decide the codes. A folder begun with other values, of another
         checkpoint or in other kinds is begun anew. The caller closes the checkpoint and the place.
@@ -81,7 +86,7 @@ class CompressedFolder:
         for role, kind in kinds.items():
             if len(shapes.get(role, ())) != 2 or role in TABLES:
                 raise ValueError(f"{role!r} is not a matrix that is multiplied with")
-            if not isinstance(kind, Blocks) or kind.offsets or kind.is_sorted:
+            if isinstance(kind, Blocks) and (kind.offsets or kind.is_sorted):
                 raise ValueError(f"{kind} is not a kind that the layout has")
         if not kinds:
             raise RequestError("no matrix would be quantised; use the checkpoint itself")
@@ -91,7 +96,9 @@ class CompressedFolder:
                 "for more of them"
             )
         self._checkpoint = checkpoint
-        self._kinds = dict(kinds)
+        self._kinds: dict[str, Blocks | FileBlocks] = dict(kinds)
+        if len({type(kind) for kind in self._kinds.values()}) > 1:
+            raise ValueError("a folder is in blocks of files as a whole, or not at all")
         self._made_by = dict(made_by)
         self._is_tied = spec.tied_embeddings and "head" not in kinds
         if self._is_tied:
@@ -106,10 +113,7 @@ class CompressedFolder:
         made_of = {
             "version": _VERSION,
             "checkpoint": checkpoint.store.fingerprint,
-            "kinds": {
-                role: [f"{'Zero' * kind.zero_points}Blocks", kind.bits, kind.block_size]
-                for role, kind in kinds.items()
-            },
+            "kinds": {role: kind.words for role, kind in kinds.items()},
             "made_by": self._made_by,
         }
         self._folder = place
@@ -123,7 +127,7 @@ class CompressedFolder:
         """Groups that are not written yet, in order."""
         return tuple(group for group in self.groups if group.name not in self._present)
 
-    def write(self, group: Group, matrices: Mapping[str, QuantizedMatrix]) -> None:
+    def write(self, group: Group, matrices: Mapping[str, Codes]) -> None:
         """Write the codes of `group.coded`, by role; other weights are copied from the checkpoint.
 
         The file appears once it is complete and durable. Raises CapacityError, CheckpointError,
@@ -134,9 +138,7 @@ class CompressedFolder:
                 if role not in self._kinds:
                     self._copy(role, writer)
                     continue
-                matrix = matrices[role]
-                self._check(role, matrix)
-                for name, values in compressed_arrays(self._module(role), matrix).items():
+                for name, values in self._arrays(role, matrices[role]).items():
                     writer.write_rows(name, 0, values)
         self._present.add(group.name)
 
@@ -204,7 +206,12 @@ class CompressedFolder:
             shape = self._shapes[role]
             if role in self._kinds:
                 rows, columns = shape
-                found |= compressed_tensors(self._module(role), self._kinds[role], (rows, columns))
+                kind, module = self._kinds[role], self._module(role)
+                found |= (
+                    block_tensors(module, kind, (rows, columns))
+                    if isinstance(kind, FileBlocks)
+                    else compressed_tensors(module, kind, (rows, columns))
+                )
             else:
                 dtype = self._checkpoint.store.dtype(self._checkpoint.tensor_name(role))
                 found[self._name(role)] = (_FLOATS[dtype.name], shape)
@@ -221,15 +228,22 @@ class CompressedFolder:
                 values = (values + self._norm_offset).astype(values.dtype)
             writer.write_rows(self._name(role), rows.start, values)
 
-    def _check(self, role: str, matrix: QuantizedMatrix) -> None:
-        kind = self._kinds[role]
+    def _arrays(self, role: str, matrix: Codes) -> dict[str, NDArray[Any]]:
+        """Tensors by name. Raises ValueError for a matrix of the wrong kind or shape."""
+        kind, module = self._kinds[role], self._module(role)
+        rows, columns = self._shapes[role]
+        if not isinstance(matrix, QuantizedMatrix):
+            if isinstance(kind, FileBlocks):
+                return block_arrays(module, kind, (rows, columns), matrix)
+            raise ValueError(f"{role} is in blocks of files, not in {kind.words}")
         has_zeros = matrix.zero_points is not None
         found = Blocks(matrix.bits, matrix.block_size, zero_points=has_zeros)
-        if (found, matrix.shape) != (kind, self._shapes[role]) or matrix.offsets is not None:
+        if (found, matrix.shape) != (kind, (rows, columns)) or matrix.offsets is not None:
             raise ValueError(
-                f"{role} is {list(matrix.shape)} in {found.words}, not {list(self._shapes[role])} "
+                f"{role} is {list(matrix.shape)} in {found.words}, not {[rows, columns]} "
                 f"in {kind.words}"
             )
+        return compressed_arrays(module, matrix)
 
     def _module(self, role: str) -> str:
         """The prefix of the names of a matrix's tensors."""
@@ -246,12 +260,19 @@ class CompressedFolder:
         spec = self._checkpoint.spec
         matrices = [role for role, shape in tensor_shapes(spec).items() if len(shape) == 2]
         floats = [role for role in matrices if role not in self._kinds and role not in TABLES]
-        values = compressed_values(
-            self._checkpoint.config,
-            {self._module(role): kind for role, kind in self._kinds.items()},
-            floats=[self._module(role) for role in floats],
-            num_layers=spec.num_layers,
-        )
+        packed = {
+            self._module(role): kind
+            for role, kind in self._kinds.items()
+            if isinstance(kind, Blocks)
+        }
+        values = block_values(self._checkpoint.config)
+        if packed:
+            values = compressed_values(
+                self._checkpoint.config,
+                packed,
+                floats=[self._module(role) for role in floats],
+                num_layers=spec.num_layers,
+            )
         return {**values, "tie_word_embeddings": self._is_tied, MADE_BY: self._made_by}
 
 

@@ -1,7 +1,8 @@
-"""A folder that is written in the layout of compressed-tensors: it holds the very codes given."""
+"""A folder that is written in blocks or as compressed-tensors: it holds the very codes given."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -15,16 +16,19 @@ import numpy as np
 import pytest
 
 from edge.errors import CapacityError, CheckpointError, RequestError
+from edge.kernels.matmul_blocks.reference import FORMS, dequantize
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, quantize, unpack
 from edge.models.parts import MatrixSlice
 from edge.models.spec import tensor_shapes
-from edge.offload import SafetensorsFile
+from edge.offload import SafetensorsFile, SafetensorsWriter
 from edge.weights.block_matrices import Blocks
+from edge.weights.block_rounding import BlockRounding
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.compressed_folder import CompressedFolder, Group
 from edge.weights.encoding import Encoding
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.formats import weight_format
 from edge.weights.partial_folder import PartialFolder
+from edge.weights.quantized_folder import Group, QuantizedFolder
 from tests.support import gguf_bytes
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.packed_folders import gptq, write_packed
@@ -45,7 +49,7 @@ def rounded(checkpoint: Checkpoint, role: str, kind: Blocks) -> QuantizedMatrix:
 
 
 def write_groups(
-    checkpoint: Checkpoint, folder: CompressedFolder, groups: Iterable[Group], kinds: Kinds
+    checkpoint: Checkpoint, folder: QuantizedFolder, groups: Iterable[Group], kinds: Kinds
 ) -> None:
     for group in groups:
         folder.write(group, {role: rounded(checkpoint, role, kinds[role]) for role in group.coded})
@@ -57,9 +61,9 @@ def begun(
     target: Path,
     kinds: Kinds,
     made_by: Mapping[str, Any] = MappingProxyType(MADE_BY),
-) -> Iterator[CompressedFolder]:
+) -> Iterator[QuantizedFolder]:
     with PartialFolder(target) as place:
-        yield CompressedFolder(checkpoint, place, kinds, made_by=made_by)
+        yield QuantizedFolder(checkpoint, place, kinds, made_by=made_by)
 
 
 def write_folder(checkpoint: Checkpoint, target: Path, kinds: Kinds) -> Path:
@@ -305,7 +309,7 @@ def test_two_writers_and_a_small_disk(
         PartialFolder(tmp_path / "out") as place,
         pytest.raises(CapacityError, match=r"MiB more, and 256\.0 MiB are free"),
     ):
-        CompressedFolder(source, place, kinds, made_by=MADE_BY)
+        QuantizedFolder(source, place, kinds, made_by=MADE_BY)
 
 
 def test_what_could_not_be_read_again_is_refused(source: Checkpoint, tmp_path: Path) -> None:
@@ -326,7 +330,7 @@ def test_what_could_not_be_read_again_is_refused(source: Checkpoint, tmp_path: P
             PartialFolder(tmp_path / "out") as place,
             pytest.raises(error, match=words),
         ):
-            CompressedFolder(source, place, kinds, made_by=MADE_BY)
+            QuantizedFolder(source, place, kinds, made_by=MADE_BY)
     head: Kinds = {"head": Blocks(4, 32)}
     with begun(source, tmp_path / "out", head) as folder:
         for kind in (Blocks(8, 32), Blocks(4, 64), Blocks(4, 32, zero_points=True)):
@@ -394,3 +398,182 @@ def test_links_to_elsewhere_are_not_followed(tiny_checkpoint: Make, tmp_path: Pa
         pytest.raises(CheckpointError, match="outside of the checkpoint"),
     ):
         write_folder(checkpoint, tmp_path / "out", {"head": Blocks(4, 32)})
+
+
+WHOLE_NUMBERS = [name for name, form in FORMS.items() if not form.has_table]
+
+
+def in_blocks(checkpoint: Checkpoint, kinds: Mapping[str, FileBlocks]) -> dict[str, Any]:
+    """The blocks of each matrix by role, as they are given to the folder."""
+    found = {}
+    for role, kind in kinds.items():
+        weight = checkpoint.store.read(checkpoint.tensor_name(role))
+        arrays, _largest = BlockRounding(kind.form).rounded(weight)
+        found[role] = arrays["blocks"]
+    return found
+
+
+def write_blocks(
+    checkpoint: Checkpoint, target: Path, kinds: Mapping[str, FileBlocks]
+) -> dict[str, Any]:
+    """Writes a folder; its blocks by role."""
+    given = in_blocks(checkpoint, kinds)
+    with PartialFolder(target) as place:
+        folder = QuantizedFolder(checkpoint, place, kinds, made_by=MADE_BY)
+        for group in folder.missing:
+            folder.write(group, {role: given[role] for role in group.coded})
+        folder.finish()
+    return given
+
+
+def kinds_of(checkpoint: Checkpoint, name: str) -> dict[str, FileBlocks]:
+    return {
+        role: FileBlocks(name)
+        for role, shape in tensor_shapes(checkpoint.spec).items()
+        if len(shape) == 2 and role != "embedding"
+    }
+
+
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+def test_blocks_are_read_back(source: Checkpoint, tmp_path: Path, name: str) -> None:
+    """To the last bit; packed ones, and floats, as these blocks are; also some rows and columns."""
+    kinds = kinds_of(source, name)
+    given = write_blocks(source, tmp_path / "out", kinds)
+    with Checkpoint.open(tmp_path / "out") as opened:
+        own = opened.own_encoding
+        assert isinstance(own, Encoding)
+        assert own.packed is not None
+        for role in ("layers.1.down.weight", "layers.3.query.weight", "head"):
+            rows, columns = tensor_shapes(opened.spec)[role]
+            expected = dequantize(FORMS[name], given[role])[:, :columns]
+            tensor = opened.tensor_name(role)
+            np.testing.assert_allclose(
+                opened.store.read(tensor, range(3, rows - 5), range(7, columns - 9)),
+                expected[3 : rows - 5, 7 : columns - 9],
+                rtol=1e-6,
+            )
+            for packs_blocks, some in ((False, range(16, rows)), (True, range(5, rows - 2))):
+                form = weight_format(opened.spec, "auto", own=own, packs_blocks=packs_blocks)
+                kind = form.recipe.kind(role, 0)
+                assert isinstance(kind, Blocks) == packs_blocks
+                first = kind.column_multiple if role.startswith("layers.1") else 0
+                with contextlib.closing(
+                    opened.source(form, cache_root=tmp_path, on_progress=lambda _progress: None)
+                ) as read:
+                    stored = read.matrix(
+                        MatrixSlice(name="x", parts=((role, some),), columns=range(first, columns))
+                    )
+                found = kind.floats(stored.__getitem__, columns - first)[: len(some)]
+                wanted = expected[some.start : some.stop, first:]
+                np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-7)
+
+
+def test_blocks_of_unlike_types_and_partial_ones(tiny_checkpoint: Make, tmp_path: Path) -> None:
+    """Columns that are no whole blocks, a head that is the embedding, and matrices of floats."""
+    with Checkpoint.open(tiny_checkpoint("qwen2", stored_type="bfloat16").path) as checkpoint:
+        kinds = {role: FileBlocks("Q5_1") for role in kinds_of(checkpoint, "Q5_1") if "up" in role}
+        kinds |= {
+            role: FileBlocks("Q6_K") for role in kinds_of(checkpoint, "Q6_K") if "key" in role
+        }
+        kinds["head"] = FileBlocks("Q8_0")
+        given = write_blocks(checkpoint, tmp_path / "out", kinds)
+        with Checkpoint.open(tmp_path / "out") as opened:
+            assert not opened.spec.tied_embeddings
+            for role, shape in tensor_shapes(opened.spec).items():
+                found = opened.store.read(opened.tensor_name(role))
+                if role in kinds:
+                    floats = dequantize(kinds[role].form, given[role])[:, : shape[1]]
+                    np.testing.assert_allclose(found, floats, rtol=1e-6)
+                elif role != "embedding":
+                    wanted = checkpoint.store.read(checkpoint.tensor_name(role))
+                    np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_folder_is_in_blocks_as_a_whole(source: Checkpoint, tmp_path: Path) -> None:
+    mixed: dict[str, Any] = {"head": Blocks(8, 32), "layers.0.up.weight": FileBlocks("Q4_K")}
+    with PartialFolder(tmp_path / "out") as place:
+        with pytest.raises(ValueError, match="as a whole"):
+            QuantizedFolder(source, place, mixed, made_by=MADE_BY)
+        folder = QuantizedFolder(source, place, {"head": FileBlocks("Q4_0")}, made_by=MADE_BY)
+        (group,) = (each for each in folder.groups if each.coded)
+        given = in_blocks(source, {"head": FileBlocks("Q5_0")})
+        with pytest.raises(ValueError, match=r"not .* of blocks of Q4_0"):
+            folder.write(group, given)
+
+
+def changed_tensors(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """The folder's last file again, with other tensors."""
+    (path,) = folder.glob("model-00005-of-*.safetensors")
+    with SafetensorsFile(path) as file:
+        tensors = {name: file.read(name, ()) for name in file.tensors}
+    change(tensors)
+    types = {"uint8": "U8", "int64": "I64", "float32": "F32"}
+    described = {name: (types[each.dtype.name], each.shape) for name, each in tensors.items()}
+    with SafetensorsWriter(path, described) as writer:
+        for name, each in tensors.items():
+            writer.write_rows(name, 0, each)
+    index = folder / "model.safetensors.index.json"
+    said = json.loads(index.read_text())
+    others = {k: v for k, v in said["weight_map"].items() if v != path.name}
+    said["weight_map"] = {**others, **dict.fromkeys(tensors, path.name)}
+    index.write_text(json.dumps(said))
+
+
+def _renamed(old: str, new: str) -> Callable[[dict[str, Any]], None]:
+    def change(tensors: dict[str, Any]) -> None:
+        tensors[new] = tensors.pop(old) if old in tensors else tensors["lm_head.weight_shape"]
+
+    return change
+
+
+BLOCKS_NAME = "lm_head.weight_blocks.Q4_K"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_renamed(BLOCKS_NAME, "lm_head.weight_blocks.IQ4_XS"), "type that `edge quantize` does"),
+        (_renamed(BLOCKS_NAME, "lm_head.weight_blocks.x"), "type that `edge quantize` does not"),
+        (_renamed(BLOCKS_NAME, "lm_head.weight_blocks.Q5_K"), "are no blocks of"),
+        (_renamed("lm_head.weight_shape", "lm_head.other"), "has no lm_head.weight_shape"),
+        (_renamed("", "lm_head.weight"), "is there twice"),
+        (lambda t: t.update({"lm_head.weight_shape": np.array([1 << 40, 7])}), "are no blocks of"),
+        (lambda t: t.update({"lm_head.weight_shape": np.array([-1, -7])}), "are no blocks of"),
+        (
+            lambda t: t.update({"lm_head.weight_blocks.Q4_0": t[BLOCKS_NAME][..., :18]}),
+            "are no blocks of|there twice",
+        ),
+    ],
+)
+def test_contradictory_blocks_are_refused(
+    source: Checkpoint, tmp_path: Path, change: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    write_blocks(source, tmp_path / "out", {"head": FileBlocks("Q4_K")})
+    changed_tensors(tmp_path / "out", change)
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(tmp_path / "out").close()
+
+
+def test_blocks_of_a_later_version_and_of_no_numbers(source: Checkpoint, tmp_path: Path) -> None:
+    write_blocks(source, tmp_path / "out", kinds_of(source, "Q4_K"))
+    config = tmp_path / "out" / "config.json"
+    said = json.loads(config.read_text())
+    changed_tensors(tmp_path / "out", lambda t: t[BLOCKS_NAME][..., :2].fill(0xFF))
+    with Checkpoint.open(tmp_path / "out") as opened:
+        own = opened.own_encoding
+        assert isinstance(own, Encoding)
+        rows, columns = tensor_shapes(opened.spec)["head"]
+        part = MatrixSlice(name="x", parts=(("head", range(rows)),), columns=range(columns))
+        for packs_blocks in (False, True):
+            form = weight_format(opened.spec, "auto", own=own, packs_blocks=packs_blocks)
+            with (
+                contextlib.closing(
+                    opened.source(form, cache_root=tmp_path, on_progress=lambda _progress: None)
+                ) as read,
+                pytest.raises(CheckpointError, match="NaN"),
+            ):
+                read.matrix(part)
+    said["quantization_config"]["version"] = 2
+    config.write_text(json.dumps(said))
+    with pytest.raises(CheckpointError, match="version 2 of their layout, and version 1 is read"):
+        Checkpoint.open(tmp_path / "out").close()
