@@ -43,7 +43,7 @@ class BlockRounding:
 def largest_weight(form: BlockForm, parts: BlockParts) -> float:
     """No weight is larger than this; NaN or infinite if some are."""
     scales = form.scales(parts.scales)
-    values = form.values(np.arange(1 << form.bits, dtype=np.uint8))
+    values = form.values(np.arange(form.num_codes, dtype=np.uint8))
     largest = largest_of(scales) * float(np.abs(values).max())
     if parts.levels is not None:
         largest *= float(np.abs(parts.levels.astype(np.int16)).max(initial=0))

@@ -19,7 +19,8 @@ In a tile, sixteen rows lie side by side, so that each lane of a vector is a row
       the last bit of 3 and 5                       byte c: bit i of column 4 i + c,
                                                     bit 4 + i of column 16 + 4 i + c
 
-The codes of some types are numbers of a table (`TABLE`, `TABLE_OF_POWERS`).
+The codes of some types are numbers of a table (`TABLE`, `TABLE_OF_POWERS`). Types of `grids.py`
+have blocks of their own.
 
 The tile has each of these for all rows before the next: float16 numbers and levels one by one,
 codes in units of four bytes. Knows numpy arrays; knows nothing of files, graphs or how a model is
@@ -35,12 +36,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.kernels.matmul_blocks import grids
+
 Bytes = NDArray[np.uint8]
 
 TILES_VERSION = 1
 """Raised with every change of the layout, as in kernels/native/src/blocks.h."""
 
-OPERATOR_VERSION = 2
+OPERATOR_VERSION = 3
 """Raised with every change of the operator's inputs or types, or of what weights are rounded to, as
 there."""
 
@@ -74,6 +77,8 @@ class BlockForm:
     has_table: bool = False
     has_power: bool = False
     """The scale is a power of 2."""
+    grid: grids.PointGrid | None = None
+    """Codes are of single columns, of which a few together are a point of the grid."""
 
     @property
     def block_size(self) -> int:
@@ -101,7 +106,13 @@ class BlockForm:
 
     @property
     def _table(self) -> NDArray[np.int8]:
+        if self.grid is not None:
+            return self.grid.table
         return TABLE_OF_POWERS if self.has_power else TABLE
+
+    @property
+    def num_codes(self) -> int:
+        return len(self._table) if self.has_table else 1 << self.bits
 
     @property
     def scale_dtype(self) -> np.dtype[Any]:
@@ -113,17 +124,19 @@ class BlockForm:
         found: NDArray[np.float32] = (
             _POWERS[stored] if self.has_power else stored.astype(np.float32)
         )
-        return found
+        return found if self.grid is None else found * np.float32(self.grid.share)
 
     @property
     def signed_levels(self) -> bool:
-        return self.has_levels and not self.has_minimum
+        return self.has_levels and not self.has_minimum and self.grid is None
 
     @property
     def fields(self) -> tuple[tuple[int, int], ...]:
         """What a row's block consists of: how many units, and the bytes of each."""
         parts = 1 + self.has_minimum
         levels = self.block_size // self.run * parts if self.has_levels else 0
+        if self.grid is not None:
+            levels = self.block_size // PIECE * self.grid.head_bytes
         return (
             (parts, self.scale_dtype.itemsize),
             (levels, 1),
@@ -138,6 +151,15 @@ class BlockForm:
     @property
     def bytes_per_weight(self) -> float:
         return self.row_bytes / self.block_size
+
+
+def _with_grid(
+    name: str, number: int, bits: int, grid: grids.PointGrid, *, run: int = 32
+) -> BlockForm:
+    """bits: units of four bytes of a piece, as in types without a grid."""
+    return BlockForm(
+        name=name, number=number, bits=bits, run=run, has_levels=True, has_table=True, grid=grid
+    )
 
 
 FORMS: Mapping[str, BlockForm] = {
@@ -156,6 +178,11 @@ FORMS: Mapping[str, BlockForm] = {
         BlockForm(name="Q5_K", number=10, bits=5, has_levels=True, has_minimum=True),
         BlockForm(name="Q6_K", number=11, bits=6, run=16, has_levels=True),
         BlockForm(name="IQ4_XS", number=12, bits=4, has_levels=True, has_table=True),
+        _with_grid("IQ2_XXS", 13, 2, grids.IQ2_XXS),
+        _with_grid("IQ2_XS", 14, 2, grids.IQ2_XS, run=16),
+        _with_grid("IQ2_S", 15, 2, grids.IQ2_S, run=16),
+        _with_grid("IQ3_XXS", 16, 3, grids.IQ3_XXS),
+        _with_grid("IQ3_S", 17, 3, grids.IQ3_S),
     )
 }
 """By the type's name in GGUF files."""
@@ -183,8 +210,12 @@ def row_blocks(form: BlockForm, parts: BlockParts) -> Bytes:
     rows, blocks = parts.scales.shape
     pieces = parts.codes.reshape(rows, blocks, -1, PIECE)
     halves = [parts.scales] if parts.minima is None else [parts.scales, parts.minima]
-    levels = [each for each in (parts.levels, parts.least_levels) if each is not None]
-    packed = np.concatenate(list(_packed(form.bits, pieces)), axis=-1)
+    if form.grid is None:
+        levels = [each for each in (parts.levels, parts.least_levels) if each is not None]
+        packed = np.concatenate(list(_packed(form.bits, pieces)), axis=-1)
+    else:
+        assert parts.levels is not None
+        levels, packed = form.grid.packed(pieces, parts.levels.reshape(*pieces.shape[:-1], -1))
     return np.concatenate(
         [
             *(np.ascontiguousarray(each)[..., None].view(np.uint8) for each in halves),
@@ -250,11 +281,18 @@ def parts_of(form: BlockForm, rows: Bytes) -> BlockParts:
     scales = take(1, form.scale_dtype)[..., 0]
     minima = take(1, np.float16)[..., 0] if form.has_minimum else None
     levels = least = None
+    per_block = form.block_size // PIECE
+    if form.grid is not None:
+        heads = [take(per_block, np.uint8) for _each in range(form.grid.head_bytes)]
+        units = rows[..., at:].reshape(*rows.shape[:2], per_block, -1)
+        codes, levels = form.grid.unpacked(heads, units, PIECE // form.run)
+        flat = codes.reshape(*rows.shape[:2], -1), levels.reshape(*rows.shape[:2], -1)
+        return BlockParts(codes=flat[0], scales=scales, levels=flat[1])
     if form.has_levels:
         runs = form.block_size // form.run
         levels = take(runs, np.int8 if form.signed_levels else np.uint8)
         least = take(runs, np.uint8) if form.has_minimum else None
-    pieces = rows[..., at:].reshape(*rows.shape[:2], form.block_size // PIECE, -1)
+    pieces = rows[..., at:].reshape(*rows.shape[:2], per_block, -1)
     codes = _unpacked(form.bits, pieces)
     return BlockParts(
         codes=codes.reshape(*rows.shape[:2], -1), scales=scales, minima=minima,
@@ -350,8 +388,13 @@ def random_parts(
         signed = random.integers(-128, 128, runs).astype(np.int8)
         levels = signed if form.signed_levels else random.integers(0, 64, runs, np.uint8)
         least = random.integers(0, 64, runs, np.uint8) if form.has_minimum else None
+    if form.grid is None:
+        codes = random.integers(0, form.num_codes, (*shape, form.block_size), np.uint8)
+    else:
+        codes = form.grid.random_codes((*shape, form.block_size), random)
+        levels = 2 * random.integers(0, 16, runs, np.uint8) + np.uint8(1)
     return BlockParts(
-        codes=random.integers(0, 1 << form.bits, (*shape, form.block_size), np.uint8),
+        codes=codes,
         scales=random.integers(115, 125, shape, np.uint8) if form.has_power else halves(),
         minima=halves() if form.has_minimum else None,
         levels=levels,

@@ -43,8 +43,9 @@ def compile_library(target: Path, scratch: Path) -> None:
         of_processor = ARM64_OF_ZIG if "zig" in " ".join(compiler) else ARM64
     scratch.mkdir(parents=True, exist_ok=True)
     objects = []
-    parts: dict[str, list[str]] = {"plain": [], "product": [], "operator": [], "quantize": []}
-    for name, more in (parts | of_processor).items():
+    of_all: dict[str, list[str]] = {"plain": [], "grids": [], "product": [], "operator": []}
+    of_all["quantize"] = []
+    for name, more in (of_all | of_processor).items():
         objects.append(str(scratch / f"{name}.o"))
         source = str(SOURCES / f"{name}.c")
         subprocess.run([*compiler, *flags, *more, "-c", source, "-o", objects[-1]], check=True)

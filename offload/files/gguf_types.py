@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from edge.offload.files.gguf_grids import GRIDS
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
@@ -275,6 +277,21 @@ def _mxfp4(blocks: Bytes) -> Codes:
     )
 
 
+def _in_grid(name: str, nbytes: int, *, run: int = 32) -> BlockType:
+    grid = GRIDS[name]
+
+    def levels(blocks: Bytes) -> tuple[Bytes, None]:
+        return grid.fields(blocks)[2], None
+
+    def codes(blocks: Bytes) -> Codes:
+        numbers, signs, steps = grid.fields(blocks)
+        values = grid.values(numbers, signs).reshape(*blocks.shape[:-1], -1, run)
+        scales = _half(blocks, 0) * np.float32(grid.share) * steps.astype(np.float32)
+        return Codes(values=values, scales=scales)
+
+    return _type(name, 256, nbytes, codes, run=run, levels=levels)
+
+
 def _floats(name: str, number_type: Any) -> BlockType:
     dtype = np.dtype(number_type)
     return BlockType(name=name, block_size=1, block_bytes=dtype.itemsize, dtype=dtype)
@@ -322,13 +339,13 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     13: _type("Q5_K", 256, 176, _q5_k, has_offsets=True, shift=-16, levels=_six_bits),
     14: _type("Q6_K", 256, 210, _q6_k, run=16, scale_at=208, levels=_q6_k_levels),
     15: _type("Q8_K", 256, 292),
-    16: _type("IQ2_XXS", 256, 66),
-    17: _type("IQ2_XS", 256, 74),
-    18: _type("IQ3_XXS", 256, 98),
+    16: _in_grid("IQ2_XXS", 66),
+    17: _in_grid("IQ2_XS", 74, run=16),
+    18: _in_grid("IQ3_XXS", 98),
     19: _type("IQ1_S", 256, 50),
     20: _type("IQ4_NL", 32, 18, _iq4_nl),
-    21: _type("IQ3_S", 256, 110),
-    22: _type("IQ2_S", 256, 82),
+    21: _in_grid("IQ3_S", 110),
+    22: _in_grid("IQ2_S", 82, run=16),
     23: _type("IQ4_XS", 256, 136, _iq4_xs, levels=_iq4_xs_levels),
     24: _type("I8", 1, 1),
     25: _type("I16", 1, 2),

@@ -172,6 +172,7 @@ _HALVES: Mapping[int, tuple[int, ...]] = {
     Type.Q6_K: (208,),
     Type.IQ4_NL: (0,),
     Type.IQ4_XS: (0,),
+    **dict.fromkeys((Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S), (0,)),
 }
 """Where a block has float16 numbers, of types that the package does not make."""
 

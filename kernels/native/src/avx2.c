@@ -17,8 +17,10 @@
     else                                                                                       \
       pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights, four_of(inputs)));         \
   } while (0)
-/* 8 * 2 * 15 * 127, 4 * 2 * 31 * 127 and 2 * 2 * 63 * 127 are below 2^15. */
-#define FLUSHES(bits, run, i) ((bits) == 8 ? 0 : (bits) <= 4 ? (i) == 3 : (i) & 1)
+/* 8 * 2 * 15 * 127, 4 * 2 * 31 * 127 and 2 * 2 * 63 * 127 are below 2^15. Of 6 bits, a run of 32
+ * adds two at once. */
+#define FLUSHES(bits, run, i) \
+  ((bits) == 8 ? 0 : (bits) == 6 && (run) == 32 ? 1 : (bits) <= 4 ? (i) == 3 : (i) & 1)
 #define FLUSH(sum, pairs) (sum = _mm256_add_epi32(sum, WIDE(pairs)), pairs = P_ZERO())
 
 #include "tile.h"

@@ -29,12 +29,31 @@
 #define B_LOOK_UP(table, codes) \
   _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(table))), codes)
 #define B_SIGNED(bytes) _mm256_xor_si256(bytes, _mm256_set1_epi8((char)0x80))
+#define B_XOR(a, b) _mm256_xor_si256(a, b)
+#define B_SIGN(bytes, signs, bit, twice)                                                       \
+  _mm256_blendv_epi8(bytes, _mm256_sub_epi8(_mm256_set1_epi8((char)(twice)), bytes),             \
+                     _mm256_slli_epi16(signs, 7 - (bit)))
+#define W_ALL(value) _mm256_set1_epi32(value)
+#define W_AND(words, mask) _mm256_and_si256(words, _mm256_set1_epi32(mask))
+#define W_LEFT(words, by) _mm256_slli_epi32(words, by)
+#define W_RIGHT(words, by) _mm256_srli_epi32(words, by)
+#define W_BYTES(at) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at)))
+#define W_POINTS(points, count, even, odd) (*(even) = points_at(points, *(even)), *(odd) = points_at(points, *(odd)))
+#define F_OF_W(words) _mm256_cvtepi32_ps(words)
 
 INLINE __m256 powers(__m256i bytes) { /* POWER_BITS */
   const __m256i one = _mm256_set1_epi32(1), least = _mm256_set1_epi32(0x200000);
   const __m256i few = _mm256_sllv_epi32(least, _mm256_min_epi32(bytes, one));
   return _mm256_castsi256_ps(
       _mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(bytes, one), 23), few));
+}
+
+/* Of two numbers of 16 bits in each row. A gather reads 32 bits. */
+INLINE __m256i points_at(const uint16_t *points, __m256i numbers) {
+  const int *from = (const int *)(const void *)points;
+  const __m256i first = _mm256_i32gather_epi32(from, W_AND(numbers, 0xffff), 2);
+  const __m256i second = _mm256_i32gather_epi32(from, W_RIGHT(numbers, 16), 2);
+  return _mm256_blend_epi16(first, W_LEFT(second, 16), 0xaa);
 }
 
 INLINE __m256i four_of(const int8_t *inputs) {

@@ -33,6 +33,17 @@
 #define B_LOOK_UP(table, codes) \
   _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(table))), codes)
 #define B_SIGNED(bytes) bytes
+#define B_XOR(a, b) _mm512_xor_si512(a, b)
+#define B_SIGN(bytes, signs, bit, twice)                                                       \
+  _mm512_mask_sub_epi8(bytes, _mm512_test_epi8_mask(signs, _mm512_set1_epi8((char)(1 << (bit)))), \
+                       _mm512_set1_epi8((char)(twice)), bytes)
+#define W_ALL(value) _mm512_set1_epi32(value)
+#define W_AND(words, mask) _mm512_and_si512(words, _mm512_set1_epi32(mask))
+#define W_LEFT(words, by) _mm512_slli_epi32(words, by)
+#define W_RIGHT(words, by) _mm512_srli_epi32(words, by)
+#define W_BYTES(at) _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(at)))
+#define W_POINTS(points, count, even, odd) points_at(points, count, even, odd)
+#define F_OF_W(words) _mm512_cvtepi32_ps(words)
 #define P_ZERO() 0
 #define SIGNED(bits) 0
 #define STEP(sum, pairs, weights, inputs, bits) \
@@ -45,6 +56,32 @@ INLINE __m512 powers(__m512i bytes) { /* POWER_BITS */
   const __m512i few = _mm512_sllv_epi32(least, _mm512_min_epi32(bytes, one));
   return _mm512_castsi512_ps(
       _mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(bytes, one), 23), few));
+}
+
+INLINE __m512i chosen(__m512i numbers, const int bit, __m512i low, __m512i high) {
+  const __mmask32 is_set = _mm512_test_epi16_mask(numbers, _mm512_set1_epi16((short)bit));
+  return _mm512_mask_blend_epi16(is_set, low, high);
+}
+
+/* Of two numbers of 16 bits in each row: in 64 points at once, of which further bits choose. */
+INLINE void points_at(const uint16_t *points, const int count, __m512i *even, __m512i *odd) {
+  __m512i first[5], second[5];
+  int there = 0;
+#pragma GCC unroll 16
+  for (int i = 0; i < count / 64; i++, there++) {
+    const __m512i low = _mm512_loadu_si512(points + 64 * i);
+    const __m512i high = _mm512_loadu_si512(points + 64 * i + 32);
+    first[there] = _mm512_permutex2var_epi16(low, *even, high);
+    second[there] = _mm512_permutex2var_epi16(low, *odd, high);
+#pragma GCC unroll 4
+    for (int by = 1; i & by; by *= 2) {
+      there--;
+      first[there] = chosen(*even, 64 * by, first[there], first[there + 1]);
+      second[there] = chosen(*odd, 64 * by, second[there], second[there + 1]);
+    }
+  }
+  *even = first[0];
+  *odd = second[0];
 }
 
 INLINE __m512i four_of(const int8_t *inputs) {

@@ -18,9 +18,13 @@
 #define STRING(name) STRING_(name)
 
 enum { LAYOUT_VERSION = 1 };   /* raised with every change of the layout */
-enum { OPERATOR_VERSION = 2 }; /* and of its inputs, its types, or quantize.c */
+enum { OPERATOR_VERSION = 3 }; /* and of its inputs, its types, or quantize.c */
 enum { ROWS = 16, PIECE = 32 }; /* columns whose inputs share a scale */
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, TYPES };
+enum {
+  Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS,
+  IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, /* have grids */
+  TYPES
+};
 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
@@ -31,8 +35,8 @@ enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K
 /* All of these are folded where `type` is a constant. */
 INLINE int bits_of(int type) {
   switch (type) {
-    case Q2_K: return 2;
-    case Q3_K: return 3;
+    case Q2_K: case IQ2_XXS: case IQ2_XS: case IQ2_S: return 2;
+    case Q3_K: case IQ3_XXS: case IQ3_S: return 3;
     case Q5_0: case Q5_1: case Q5_K: return 5;
     case Q6_K: return 6;
     case Q8_0: return 8;
@@ -41,20 +45,40 @@ INLINE int bits_of(int type) {
 }
 INLINE int has_table(int type) { return type == IQ4_NL || type == MXFP4 || type == IQ4_XS; }
 INLINE int has_power(int type) { return type == MXFP4; } /* a byte for a scale: its exponent */
+/* The number of a point of a grid stands for several columns without signs; see grid.h. */
+INLINE int has_grid(int type) { return type >= IQ2_XXS; }
+INLINE int columns_of_point(int type) { return type >= IQ3_XXS ? 4 : 8; }
+INLINE int count_of_points(int type) {
+  return type == IQ2_S ? 1024 : type == IQ2_XS || type == IQ3_S ? 512 : 256;
+}
+/* Seven of eight signs are there, because the minus signs of eight columns are even in number. */
+INLINE int has_even_signs(int type) { return type != IQ2_S && type != IQ3_S; }
+INLINE int has_level_by_signs(int type) { return type == IQ2_XXS || type == IQ3_XXS; }
 /* Bits of what is multiplied: a code, or what it stands for. */
-INLINE int width_of(int type) { return type == MXFP4 ? 5 : has_table(type) ? 8 : bits_of(type); }
+INLINE int width_of(int type) {
+  switch (type) {
+    case MXFP4: case IQ3_S: return 5;
+    case IQ3_XXS: return 6;
+    default: return has_table(type) || has_grid(type) ? 8 : bits_of(type);
+  }
+}
 INLINE int has_two_levels(int type) { return type >= Q2_K; }
 INLINE int has_minimum(int type) {
   return type == Q4_1 || type == Q5_1 || type == Q2_K || type == Q4_K || type == Q5_K;
 }
 INLINE int run_of(int type) { /* columns that share a scale */
-  return type == Q2_K || type == Q3_K || type == Q6_K ? 16 : 32;
+  switch (type) {
+    case Q2_K: case Q3_K: case Q6_K: case IQ2_XS: case IQ2_S: return 16;
+    default: return 32;
+  }
 }
 INLINE int zero_of(int type) { return has_minimum(type) ? 0 : 1 << (width_of(type) - 1); }
 INLINE int block_of(int type) { return has_two_levels(type) ? 256 : 32; }
 INLINE int piece_bytes(int type) { return 64 * bits_of(type); }
 INLINE int head_bytes(int type) { /* of a tile: its scales */
   int halves = has_power(type) ? ROWS : 2 * ROWS * (1 + has_minimum(type));
+  if (has_grid(type)) /* bytes of each piece: levels, and bits of numbers */
+    return halves + 256 / PIECE * ROWS * (!has_level_by_signs(type) + !has_even_signs(type));
   return has_two_levels(type) ? halves + (256 / run_of(type)) * ROWS * (1 + has_minimum(type))
                               : halves;
 }
@@ -96,9 +120,14 @@ typedef struct {
 
 #ifdef _WIN32
 #define EXPORT __declspec(dllexport)
+#define HIDDEN
 #else
+#define HIDDEN __attribute__((visibility("hidden")))
 #define EXPORT __attribute__((visibility("default")))
 #endif
+
+/* Of grids, by type less the first of these. A gather reads 32 bits at the last point. */
+extern uint16_t POINTS[TYPES - IQ2_XXS][1024 + 32] HIDDEN;
 
 const Kernels *plain_kernels(void);
 const Kernels *avx2_kernels(void);

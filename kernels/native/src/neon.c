@@ -31,6 +31,18 @@
 #define B_MOVE(bytes, from, to) B_LEFT(bytes, (to) - (from))
 #define B_LOOK_UP(table, codes) vqtbl1q_u8(vld1q_u8(table), codes)
 #define B_SIGNED(bytes) veorq_u8(bytes, vdupq_n_u8(0x80))
+#define B_XOR(a, b) veorq_u8(a, b)
+#define B_SIGN(bytes, signs, bit, twice)               \
+  vbslq_u8(vtstq_u8(signs, vdupq_n_u8(1 << (bit))),    \
+           vsubq_u8(vdupq_n_u8((uint8_t)(twice)), bytes), bytes)
+#define WORDS(bytes) vreinterpretq_u32_u8(bytes)
+#define W_ALL(value) vreinterpretq_u8_u32(vdupq_n_u32(value))
+#define W_AND(words, mask) vandq_u8(words, W_ALL(mask))
+#define W_LEFT(words, by) vreinterpretq_u8_u32(vshlq_u32(WORDS(words), vdupq_n_s32(by)))
+#define W_RIGHT(words, by) W_LEFT(words, -(by))
+#define W_BYTES(at) vreinterpretq_u8_u32(vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(at)))))
+#define W_POINTS(points, count, even, odd) (*(even) = points_at(points, *(even)), *(odd) = points_at(points, *(odd)))
+#define F_OF_W(words) vcvtq_f32_u32(WORDS(words))
 #define P_ZERO() 0
 #define SIGNED(bits) ((bits) == 8)
 #define STEP(sum, pairs, weights, inputs, bits) \
@@ -48,6 +60,14 @@ INLINE float32x4_t powers(uint32x4_t bytes) { /* POWER_BITS */
   const int32x4_t own = vreinterpretq_s32_u32(bytes), one = vdupq_n_s32(1);
   const int32x4_t few = vshlq_s32(vdupq_n_s32(0x200000), vminq_s32(own, one));
   return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(own, one), 23), few));
+}
+
+/* Of two numbers of 16 bits in each row. */
+INLINE uint8x16_t points_at(const uint16_t *points, uint8x16_t numbers) {
+  uint16_t each[8];
+  vst1q_u16(each, vreinterpretq_u16_u8(numbers));
+  for (int i = 0; i < 8; i++) each[i] = points[each[i]];
+  return vreinterpretq_u8_u16(vld1q_u16(each));
 }
 
 INLINE int8x16_t four_of(const int8_t *inputs) {

@@ -29,6 +29,16 @@
   ((from) < (to) ? B_LEFT(bytes, (to) - (from)) : B_RIGHT(bytes, (from) - (to)))
 #define B_LOOK_UP(table, codes) look_up(table, codes)
 #define B_SIGNED(bytes) (bytes)
+#define B_XOR(a, b) ((a) ^ (b))
+#define B_SIGN(bytes, signs, bit, twice) with_signs(bytes, (signs) >> (bit), twice)
+#define W_ALL(value) (value)
+#define W_AND(words, mask) ((words) & (mask))
+#define W_LEFT(words, by) ((words) << (by))
+#define W_RIGHT(words, by) ((words) >> (by))
+#define W_BYTES(at) ((uint32_t)*(at))
+#define W_POINTS(points, count, even, odd) \
+  (*(even) = points_at(points, *(even)), *(odd) = points_at(points, *(odd)))
+#define F_OF_W(words) ((float)(words))
 #define P_ZERO() 0
 #define SIGNED(bits) 0
 #define STEP(sum, pairs, weights, inputs, bits) (sum += product_of_four(weights, inputs))
@@ -42,6 +52,19 @@ INLINE uint32_t four_bytes(const uint8_t *at) {
 INLINE uint32_t look_up(const uint8_t *table, uint32_t codes) {
   uint32_t found = 0;
   for (int i = 0; i < 4; i++) found |= (uint32_t)table[codes >> 8 * i & 15] << 8 * i;
+  return found;
+}
+
+INLINE uint32_t points_at(const uint16_t *points, uint32_t numbers) {
+  return points[numbers & 0xffff] | (uint32_t)points[numbers >> 16] << 16;
+}
+
+INLINE uint32_t with_signs(uint32_t bytes, uint32_t signs, int twice) {
+  uint32_t found = 0;
+  for (int i = 0; i < 4; i++) {
+    const int own = (int)(bytes >> 8 * i & 255);
+    found |= (uint32_t)((signs >> 8 * i & 1 ? twice - own : own) & 255) << 8 * i;
+  }
   return found;
 }
 

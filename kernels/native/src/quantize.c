@@ -188,7 +188,7 @@ INLINE void round_sixteen(const int type, const float *weights, int blocks, size
 EXPORT int edge_kernels_round(int type, const float *weights, size_t blocks, uint8_t *codes,
                               float *scales, float *minima, uint8_t *levels,
                               uint8_t *least_levels) {
-  if (type < 0 || type >= TYPES || has_table(type)) return 0;
+  if (type < 0 || type >= TYPES || has_table(type) || has_grid(type)) return 0;
   const Rounded to = {codes, scales, minima, levels, least_levels};
   const size_t block = (size_t)block_of(type), step = LANES / (block / (size_t)run_of(type));
   for (size_t at = 0; at < blocks; at += step) {

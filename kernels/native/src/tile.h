@@ -12,6 +12,8 @@
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 
+#include "grid.h"
+
 INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *tile, size_t blocks,
                              const Inputs *x, const int part, float *y) {
   const int bits = bits_of(type), width = width_of(type), run = run_of(type);
@@ -22,7 +24,8 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
   for (int t = 0; t < count; t++) sums[t] = F_ZERO();
   for (size_t block = 0; block < blocks; block++, tile += tile_bytes(type)) {
     const uint8_t *halves = tile + (has_power(type) ? 1 : 2) * LANES * part;
-    const F scale = has_power(type) ? F_POWERS(halves) : F_HALVES(halves);
+    F scale = has_power(type) ? F_POWERS(halves) : F_HALVES(halves);
+    if (has_grid(type)) scale = F_TIMES(scale, F_ALL(share_of(type)));
     const F least = minimum ? F_HALVES(halves + 2 * ROWS) : F_ZERO();
     const uint8_t *levels = tile + 2 * ROWS * (1 + minimum) + LANES * part;
     const uint8_t *codes = tile + head_bytes(type) + 4 * LANES * part;
@@ -32,6 +35,8 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
       I low_sums[MOST], high_sums[MOST];
       P low_pairs[MOST], high_pairs[MOST];
       (void)low_pairs, (void)high_pairs; /* some STEPs need none */
+      JOIN(Piece, NAME) own_piece;
+      if (has_grid(type)) own_piece = JOIN(piece, NAME)(type, levels, codes, piece);
       for (int t = 0; t < count; t++) {
         const int32_t *own = x[t].sums + 2 * at;
         low_sums[t] = I_ALL(-zero * (run == 32 ? own[0] + own[1] : own[0]));
@@ -41,7 +46,10 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) {
         B low, up;
-        if (bits == 8) {
+        if (has_grid(type)) {
+          low = JOIN(four, NAME)(type, &own_piece, i);
+          up = JOIN(four, NAME)(type, &own_piece, 4 + i);
+        } else if (bits == 8) {
           low = B_LOAD(codes + 64 * i);
           up = B_LOAD(codes + 64 * (4 + i));
         } else if (bits >= 4) {
@@ -49,14 +57,14 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
           low = B_AND(both, 15);
           up = B_AND(B_RIGHT(both, 4), 15);
         }
-        if (bits == 2 || bits == 3) {
+        if (!has_grid(type) && bits < 4) {
           low = B_AND(B_MOVE(B_LOAD(high), 2 * i, 0), 3);
           up = B_AND(B_MOVE(B_LOAD(high + 64), 2 * i, 0), 3);
         } else if (bits == 6) {
           low = B_OR(low, B_AND(B_MOVE(B_LOAD(high), 2 * i, 4), 48));
           up = B_OR(up, B_AND(B_MOVE(B_LOAD(high + 64), 2 * i, 4), 48));
         }
-        if (bits == 3 || bits == 5) {
+        if ((bits == 3 && !has_grid(type)) || bits == 5) {
           const B more = B_LOAD(high + (bits == 3 ? 128 : 0));
           low = B_OR(low, B_AND(B_MOVE(more, i, bits - 1), 1 << (bits - 1)));
           up = B_OR(up, B_AND(B_MOVE(more, 4 + i, bits - 1), 1 << (bits - 1)));
@@ -84,7 +92,10 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
         }
       }
       F first = scale, second = scale, offset = least, other = least;
-      if (has_two_levels(type)) {
+      if (has_grid(type)) {
+        first = F_TIMES(scale, F_OF_W(own_piece.levels[0]));
+        second = F_TIMES(scale, F_OF_W(own_piece.levels[1]));
+      } else if (has_two_levels(type)) {
         const int runs = PIECE / run;
         const uint8_t *own = levels + ROWS * runs * piece, *lows = own + ROWS * runs * pieces;
         first = F_TIMES(scale, minimum ? F_BYTES(own) : F_SIGNED_BYTES(own));
@@ -141,6 +152,11 @@ PRODUCTS(Q4_K)
 PRODUCTS(Q5_K)
 PRODUCTS(Q6_K)
 PRODUCTS(IQ4_XS)
+PRODUCTS(IQ2_XXS)
+PRODUCTS(IQ2_XS)
+PRODUCTS(IQ2_S)
+PRODUCTS(IQ3_XXS)
+PRODUCTS(IQ3_S)
 
 /* Whole numbers are compared, as their order is that of positive floats; so NaN is the largest. */
 static void JOIN(round, NAME)(const float *x, size_t columns, size_t padded, int8_t *codes,
@@ -181,6 +197,7 @@ const Kernels *JOIN(NAME, kernels)(void) {
   static const Kernels found = {
       STRING(NAME), JOIN(round, NAME),
       {OF(Q4_0), OF(Q4_1), OF(Q5_0), OF(Q5_1), OF(Q8_0), OF(IQ4_NL), OF(MXFP4), OF(Q2_K),
-       OF(Q3_K), OF(Q4_K), OF(Q5_K), OF(Q6_K), OF(IQ4_XS)}};
+       OF(Q3_K), OF(Q4_K), OF(Q5_K), OF(Q6_K), OF(IQ4_XS), OF(IQ2_XXS), OF(IQ2_XS), OF(IQ2_S),
+       OF(IQ3_XXS), OF(IQ3_S)}};
   return &found;
 }

@@ -16,6 +16,7 @@ from edge.kernels.matmul_blocks.reference import (
     FORMS,
     TILE_ROWS,
     BlockForm,
+    BlockParts,
     dequantize,
     parts_of,
     rounded_inputs,
@@ -73,6 +74,30 @@ def test_blocks_of_a_file_keep_their_weights(form: BlockForm) -> None:
     assert np.abs(meant).max() <= largest_weight(form, parts)
     most = 1.2 if form.name == "Q2_K" else 1.04
     assert form.bytes_per_weight * form.block_size <= most * block.block_bytes
+
+
+@pytest.mark.parametrize("name", [form.name for form in FORMS.values() if form.grid is not None])
+def test_every_point_of_a_grid_is_the_one_of_the_format(name: str) -> None:
+    form = FORMS[name]
+    assert form.grid is not None
+    known = getattr(gguf.quants, name)
+    known.init_grid()
+    points = form.grid.points
+    repeated = np.resize(points, max(points.size, TILE_ROWS * form.block_size))
+    codes = repeated.reshape(TILE_ROWS, -1, form.block_size)
+    blocks = codes.shape[:2]
+    parts = BlockParts(
+        codes=codes,
+        scales=np.full(blocks, 1 / form.grid.share, np.float16),
+        levels=np.ones((*blocks, form.block_size // form.run), np.uint8),
+    )
+    rows, half = row_blocks(form, parts), 2 if name == "IQ3_XXS" else 1
+    weights = dequantize(form, rows)
+    found = half * weights.reshape(-1, form.grid.columns)[: len(points)]
+    np.testing.assert_array_equal(found, known.grid.reshape(points.shape))
+    y = by_kernels(kernels(), form, rows, np.eye(weights.shape[1], dtype=np.float32))
+    assert y is not None
+    np.testing.assert_allclose(y.T, weights, rtol=1e-6)
 
 
 @given(st.sampled_from(list(FORMS.values())), st.integers(1, 40), st.integers(1, 700))

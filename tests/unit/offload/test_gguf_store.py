@@ -288,11 +288,11 @@ def test_a_key_twice(tmp_path: Path) -> None:
 
 
 def test_tensors_that_are_not_read_are_refused_when_they_are_asked_for(tmp_path: Path) -> None:
-    infos = [["codes", [256, 2], 16, 0], ["cube", [4, 2, 2, 2], 0, 160], ["plain", [8], 0, 288]]
+    infos = [["codes", [256, 2], 19, 0], ["cube", [4, 2, 2, 2], 0, 160], ["plain", [8], 0, 288]]
     (tmp_path / "x").write_bytes(gguf_bytes.header({}, infos) + bytes(400))
     with GgufStore(open_gguf(tmp_path / "x"), interleaved={}) as store:
         assert store.names() == ("codes", "cube", "plain")
-        with pytest.raises(StoreUnsupportedError, match=r"codes .*IQ2_XXS.* in one of F32, F16"):
+        with pytest.raises(StoreUnsupportedError, match=r"codes .*IQ1_S.* in one of F32, F16"):
             store.dtype("codes")
         with pytest.raises(StoreUnsupportedError, match="stacks of matrices are read"):
             store.read("cube")
