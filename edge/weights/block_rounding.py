@@ -46,7 +46,7 @@ def largest_weight(form: BlockForm, parts: BlockParts) -> float:
     values = form.values(np.arange(form.num_codes, dtype=np.uint8))
     largest = largest_of(scales) * float(np.abs(values).max())
     if parts.levels is not None:
-        largest *= float(np.abs(parts.levels.astype(np.int16)).max(initial=0))
+        largest *= float(np.abs(form.levels(parts.levels)).max(initial=0))
     if parts.minima is not None:
         least = largest_of(parts.minima.astype(np.float32))
         if parts.least_levels is not None:

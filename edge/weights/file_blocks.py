@@ -121,6 +121,9 @@ class FileBlocks(MatrixKind[NDArray[np.float32]]):
         if self.form.has_power:
             # Any of these bytes is a scale of 2^-10 or 2^-9, wherever a block begins.
             return {_BLOCKS: codes & np.uint8(1) | np.uint8(118)}
+        if self.form.has_float_levels:
+            # Any four of these bytes are a float32 from 0.0007 to 0.003, any one is 1.25 or 1.375.
+            return {_BLOCKS: codes & np.uint8(1) | np.uint8(0x3A)}
         # Any two of these bytes are a float16 from 0.0005 to 0.002.
         return {_BLOCKS: codes & np.uint8(7) | np.uint8(16)}
 

@@ -5,12 +5,13 @@
 where b is the run of k. Types of one level have a float16 scale, and some a float16 minimum, for
 each run of 32 columns. Types of two levels have float16 numbers for each block of 256 columns, and
 each run has levels by which these are multiplied: scale = d * level, minimum = -dmin * level. One
-type has a byte for a scale, which is 2 to the power of the byte less 128.
+type has a byte for a scale, which is 2 to the power of the byte less 128. One has a float32 and
+levels in floats of 8 bits.
 
 In a tile, sixteen rows lie side by side, so that each lane of a vector is a row. A row's block is:
 
-    d, and dmin or the minimum                      float16, or that byte
-    levels of scales, then of minima                int8 (Q6_K) or uint8, one for each run
+    d, and dmin or the minimum                      float16, or that byte or float32
+    levels of scales, then of minima                int8 (Q6_K), uint8 or E4M3, one for each run
     and for each piece of 32 columns:
       all eight bits of each code, or:
       its first four, unless it has fewer           byte k: column k low, column 16 + k high
@@ -61,6 +62,16 @@ TABLE_OF_POWERS = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, 
 
 _POWERS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
 
+_FLOATS_OF_8_BITS = (
+    np.ldexp(
+        np.arange(8) + 8 * (np.arange(16)[:, None] > 0), np.maximum(np.arange(16), 1)[:, None] - 10
+    )
+    .astype(np.float32)
+    .ravel()
+)
+_FLOATS_OF_8_BITS = np.concatenate([_FLOATS_OF_8_BITS, -_FLOATS_OF_8_BITS])
+"""E4M3, by the byte; NaN is the 480 that its bits would be."""
+
 _FOUR = np.arange(4, dtype=np.uint8)[:, None]
 
 
@@ -77,6 +88,8 @@ class BlockForm:
     has_table: bool = False
     has_power: bool = False
     """The scale is a power of 2."""
+    has_float_levels: bool = False
+    """The scale is a float32, and levels are floats of 8 bits (E4M3)."""
     grid: grids.PointGrid | None = None
     """Codes are of single columns, of which a few together are a point of the grid."""
 
@@ -108,7 +121,7 @@ class BlockForm:
     def _table(self) -> NDArray[np.int8]:
         if self.grid is not None:
             return self.grid.table
-        return TABLE_OF_POWERS if self.has_power else TABLE
+        return TABLE_OF_POWERS if self.has_power or self.has_float_levels else TABLE
 
     @property
     def num_codes(self) -> int:
@@ -117,6 +130,8 @@ class BlockForm:
     @property
     def scale_dtype(self) -> np.dtype[Any]:
         """As the scales are stored."""
+        if self.has_float_levels:
+            return np.dtype(np.float32)
         return np.dtype(np.uint8 if self.has_power else np.float16)
 
     def scales(self, stored: NDArray[Any]) -> NDArray[np.float32]:
@@ -124,11 +139,21 @@ class BlockForm:
         found: NDArray[np.float32] = (
             _POWERS[stored] if self.has_power else stored.astype(np.float32)
         )
+        if self.has_float_levels:
+            return found * np.float32(0.5)  # codes are twice what they stand for
         return found if self.grid is None else found * np.float32(self.grid.share)
+
+    def levels(self, stored: NDArray[Any]) -> NDArray[np.float32]:
+        """What stored levels stand for."""
+        found: NDArray[np.float32] = (
+            _FLOATS_OF_8_BITS[stored] if self.has_float_levels else stored.astype(np.float32)
+        )
+        return found
 
     @property
     def signed_levels(self) -> bool:
-        return self.has_levels and not self.has_minimum and self.grid is None
+        is_unsigned = self.has_minimum or self.has_float_levels or self.grid is not None
+        return self.has_levels and not is_unsigned
 
     @property
     def fields(self) -> tuple[tuple[int, int], ...]:
@@ -183,6 +208,15 @@ FORMS: Mapping[str, BlockForm] = {
         _with_grid("IQ2_S", 15, 2, grids.IQ2_S, run=16),
         _with_grid("IQ3_XXS", 16, 3, grids.IQ3_XXS),
         _with_grid("IQ3_S", 17, 3, grids.IQ3_S),
+        BlockForm(
+            name="NVFP4",
+            number=18,
+            bits=4,
+            run=16,
+            has_levels=True,
+            has_table=True,
+            has_float_levels=True,
+        ),
     )
 }
 """By the type's name in GGUF files."""
@@ -357,7 +391,7 @@ def scales_of_runs(form: BlockForm, parts: BlockParts) -> NDArray[np.float32]:
     scales = form.scales(parts.scales)[..., None]
     if parts.levels is not None:
         with np.errstate(over="ignore", invalid="ignore"):
-            scales = scales * parts.levels.astype(np.float32)
+            scales = scales * form.levels(parts.levels)
     return scales
 
 
@@ -377,10 +411,11 @@ def random_parts(
 ) -> BlockParts:
     """Rows of blocks with all codes, and levels of both signs where types have some."""
     shape = (rows, -(-columns // form.block_size))
+    floats = np.dtype(np.float32 if form.has_float_levels else np.float16)
     runs = (*shape, form.block_size // form.run)
 
-    def halves() -> NDArray[np.float16]:
-        return (random.normal(size=shape) * 0.01).astype(np.float16)
+    def halves() -> NDArray[Any]:
+        return (random.normal(size=shape) * 0.01).astype(floats)
 
     levels: NDArray[Any] | None = None
     least = None
@@ -388,6 +423,8 @@ def random_parts(
         signed = random.integers(-128, 128, runs).astype(np.int8)
         levels = signed if form.signed_levels else random.integers(0, 64, runs, np.uint8)
         least = random.integers(0, 64, runs, np.uint8) if form.has_minimum else None
+    if form.has_float_levels:
+        levels = random.integers(0, 0x60, runs, np.uint8)
     if form.grid is None:
         codes = random.integers(0, form.num_codes, (*shape, form.block_size), np.uint8)
     else:

@@ -277,6 +277,22 @@ def _mxfp4(blocks: Bytes) -> Codes:
     )
 
 
+_FLOATS_OF_8_BITS = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+_NVFP4_SCALES = np.abs(_FLOATS_OF_8_BITS) / 2
+"""Without signs, and half, because the values are doubled."""
+_NVFP4_SCALES[0x7F], _NVFP4_SCALES[0xFF] = 0, 240
+
+
+def _nvfp4_levels(blocks: Bytes) -> tuple[Bytes, None]:
+    found = blocks[..., 0:4]
+    return np.where(found == 0x7F, 0, found & 0x7F).astype(np.uint8), None
+
+
+def _nvfp4(blocks: Bytes) -> Codes:
+    codes = _halves_of_bytes(blocks[..., 4:36].reshape(*blocks.shape[:-1], 4, 8))
+    return Codes(values=MXFP4_VALUES[codes], scales=_NVFP4_SCALES[blocks[..., 0:4]])
+
+
 def _in_grid(name: str, nbytes: int, *, run: int = 32) -> BlockType:
     grid = GRIDS[name]
 
@@ -357,7 +373,7 @@ BLOCK_TYPES: Mapping[int, BlockType] = {
     34: _type("TQ1_0", 256, 54),
     35: _type("TQ2_0", 256, 66),
     39: _type("MXFP4", 32, 17, _mxfp4),
-    40: _type("NVFP4", 64, 36),
+    40: _type("NVFP4", 64, 36, _nvfp4, run=16, levels=_nvfp4_levels),
 }
 """Types by ggml's number. Unsupported types have only sizes."""
 

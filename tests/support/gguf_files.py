@@ -197,7 +197,7 @@ def raw_blocks(values: NDArray[np.float32], kind: int, seed: int = 0) -> NDArray
     Rounded where the package does that; else random codes, with scales that make weights of about
     the same size.
     """
-    if kind not in _HALVES:
+    if kind not in (*_HALVES, Type.NVFP4):
         return np.asarray(gguf.quants.quantize(values, kind)).view(np.uint8)
     if values.ndim == 3:
         rows = raw_blocks(values.reshape(-1, values.shape[-1]), kind, seed)
@@ -206,6 +206,10 @@ def raw_blocks(values: NDArray[np.float32], kind: int, seed: int = 0) -> NDArray
     chance = np.random.default_rng(seed)
     shape = (len(values), values.shape[1] // size, nbytes)
     blocks = chance.integers(0, 256, shape, dtype=np.uint8)
+    if kind == Type.NVFP4:  # whose codes are of weights of about 3
+        scales = chance.uniform(0.5, 1.5, (*shape[:2], 4)) * np.std(values) / 3
+        blocks[..., :4] = gguf.quants.NVFP4.fp32_to_ue4m3(scales.astype(np.float32))
+        return blocks.reshape(len(values), -1)
     for at in _HALVES[kind]:
         scales = chance.uniform(0.5, 1.5, (*shape[:2], 1)).astype(np.float16)
         blocks[..., at : at + 2] = scales.view(np.uint8)

@@ -161,7 +161,7 @@ _HIDDEN, _FFN, _HEAD, _LAYERS = 256, 32, 16, 3
 _WIDE = (
     *(Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_XS),
     *(Type.F16, Type.BF16, Type.Q8_0, Type.MXFP4),
-    *(Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.Q4_K),
+    *(Type.IQ2_XXS, Type.IQ2_XS, Type.IQ2_S, Type.IQ3_XXS, Type.IQ3_S, Type.NVFP4),
 )
 """Of rows that are whole blocks of 256; and `_NARROW` of those that are not."""
 _NARROW = (Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q4_0, Type.Q4_1)

@@ -1,4 +1,4 @@
-"""Folders in the layouts of GPTQ, AWQ, compressed-tensors, FP8, MLX and MXFP4, and what they mean.
+"""Folders in the layouts of GPTQ, AWQ, compressed-tensors, FP8, MLX, MXFP4 and NVFP4.
 
 Written from the published layouts, a word at a time; nothing of the product is used.
 """
@@ -253,6 +253,42 @@ def fp8(scales: str = "blocks") -> Layout:
         "format": "float-quantized",
         "config_groups": groups,
     }
+    return Layout(config=config, pack=pack)
+
+
+def nvfp4(method: str = "compressed-tensors") -> Layout:
+    """Of that library, or of "modelopt"."""
+
+    def pack(weight: NDArray[np.float32]) -> Packed:
+        rows, columns = weight.shape
+        groups = weight.reshape(rows, -1, 16)
+        factor = np.float32(np.abs(weight).max() / (6 * 448))
+        inverse = np.float32(1) / factor
+        peaks = np.abs(groups).max(axis=-1) / 6
+        if method != "modelopt":
+            factor = np.float32(1) / inverse
+        scales = (peaks / factor).astype(ml_dtypes.float8_e4m3fn)
+        steps = (scales.astype(np.float32) * factor)[..., None]
+        distances = np.abs(groups[..., None] / steps[..., None] - E2M1)
+        codes = distances.argmin(axis=-1).astype(np.uint8).reshape(rows, columns)
+        meant = (E2M1[codes].reshape(groups.shape) * steps).reshape(rows, columns)
+        packed = codes[:, 0::2] | codes[:, 1::2] << 4
+        if method == "modelopt":
+            one = {"weight_scale_2": np.array(factor), "input_scale": np.array(factor)}
+            return {"weight": packed, "weight_scale": scales, **one}, meant
+        of_all = {
+            "weight_global_scale": np.array([inverse]),
+            "input_global_scale": np.array([inverse]),
+        }
+        return {"weight_packed": packed, "weight_scale": scales, **of_all}, meant
+
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    config: dict[str, Any] = {"quant_method": method, "ignore": ["lm_head"]}
+    config["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    if method == "modelopt":
+        config["quant_algo"] = "NVFP4"
+    else:
+        config["format"] = "nvfp4-pack-quantized"
     return Layout(config=config, pack=pack)
 
 

@@ -68,10 +68,12 @@ def gguf_encoding(
     if not coded:
         return None
     rounded = {} if "head" in coded else {"head": head_kind(spec)}
+    shapes = tensor_shapes(spec)
     as_stored = {
         role: types[role].name
         for role in coded
-        if types[role].name in FORMS and keeps_blocks(types[role], parts.get(names[role]))
+        if types[role].name in FORMS
+        and keeps_blocks(types[role], parts.get(names[role]), columns=shapes[role][1])
     }
 
     def encoding(as_stored: Mapping[str, str], packed: Encoding | None) -> Encoding | None:
@@ -121,16 +123,18 @@ class GgufBlocks(StoredBlocks):
         form = FORMS.get(self._as_stored.get(part.parts[0][0], ""))
         if form is None:
             return super().matrix(part)
-        size = form.block_size
-        blocks = range(part.columns.start // size, -(-part.columns.stop // size))
-        pieces = self._pieces(form, part, blocks)
-        return FileBlocks(form.name).of_parts(pieces, part.num_rows, len(blocks) * size)
+        kind = FileBlocks(form.name)
+        whole = kind.blocks_of(part.columns)
+        pieces = self._pieces(form, part, whole)
+        return kind.of_parts(pieces, part.num_rows, len(whole) * form.block_size)
 
-    def _pieces(self, form: BlockForm, part: MatrixSlice, blocks: range) -> Iterator[BlockParts]:
+    def _pieces(self, form: BlockForm, part: MatrixSlice, whole: range) -> Iterator[BlockParts]:
         for role, rows in part.parts:
             name = self._tensor_name(role)
             own = self._parts.get(name)
             block = self._file.block_type(name if own is None else own.tensor)
+            count = form.block_size // block.block_size
+            blocks = range(whole.start * count, whole.stop * count)
             try:
                 for raw in _raw_rows(self._file, own, name, rows, blocks):
                     each = read_blocks(form, block, raw)
@@ -140,10 +144,12 @@ class GgufBlocks(StoredBlocks):
                 raise CheckpointError(str(error)) from error
 
 
-def keeps_blocks(block: BlockType, part: TensorPart | None) -> bool:
-    """Whether whole blocks can be put into the part's order."""
-    columns = None if part is None else part.columns
-    return columns is None or columns.counts[-1] % block.block_size == 0
+def keeps_blocks(block: BlockType, part: TensorPart | None, *, columns: int) -> bool:
+    """Whether a row is whole blocks of the operator's form, which can be put into the part's
+    order."""
+    size = FORMS[block.name].block_size
+    order = None if part is None else part.columns
+    return columns % size == 0 and (order is None or order.counts[-1] % size == 0)
 
 
 def _raw_rows(

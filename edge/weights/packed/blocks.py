@@ -9,7 +9,7 @@ config.json says {"quant_method": "edge-blocks", "version": that of the layout o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +28,13 @@ from edge.kernels.matmul_blocks.reference import (
 from edge.kernels.matmul_nbits.reference import pack
 from edge.models.config import Config
 from edge.weights.file_blocks import FileBlocks
+from edge.weights.packed.block_matrix import BlockMatrix
 from edge.weights.packed.compressed_config import OTHERS
-from edge.weights.packed.in_blocks import MatrixInBlocks
 from edge.weights.packed.matrix import Grid, PackedMatrix, Tensors
 
 METHOD = "edge-blocks"
 BLOCKS = ".weight_blocks."
 _SHAPE = ".weight_shape"
-_PIECE_WEIGHTS = 1 << 22
-"""Weights that are taken apart at once, which takes about ten bytes each."""
 
 
 def block_tensors(
@@ -94,44 +92,34 @@ def find_blocks(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
         weight = tensors.alone(f"{layer}.weight", name)
         if weight in found:
             raise tensors.error(name, "is there twice: in blocks of another type")
-        found[weight] = BlockMatrix(
+        found[weight] = WrittenBlocks(
             store=tensors.store,
             shape=(rows, columns),
             tensors=(name, meant),
             bits=4 if form.bits <= 4 else 8,
             group=form.run,
             offsets=form.has_minimum,
-            type=type_name,
+            own=FileBlocks(type_name),
         )
     return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BlockMatrix(MatrixInBlocks):
-    """A matrix in blocks of one type."""
+class WrittenBlocks(BlockMatrix):
+    """A matrix that is written in blocks, the last of which may be partial."""
 
-    type: str
-
-    @property
-    def file_blocks(self) -> FileBlocks:
-        return FileBlocks(self.type)
-
-    def parts(self, rows: range, columns: range) -> Iterator[BlockParts]:
-        blocks = self.file_blocks.blocks_of(columns)
-        step = max(1, _PIECE_WEIGHTS // (len(blocks) * self.file_blocks.form.block_size))
-        for first in range(rows.start + self.first, rows.stop + self.first, step):
-            yield self._parts(range(first, min(first + step, rows.stop + self.first)), blocks)
+    is_whole = True
 
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
-        form, blocks = self.file_blocks.form, self.file_blocks.blocks_of(columns)
-        values = form.values(self._parts(rows, blocks).codes).reshape(len(rows), -1)
+        form, blocks = self.own.form, self.own.blocks_of(columns)
+        values = form.values(self.some_parts(rows, blocks).codes).reshape(len(rows), -1)
         values = values[:, columns.start - blocks.start * form.block_size :] + self._zero
         return pack(values.astype(np.uint8), self.bits)
 
     def grid(self, rows: range, groups: range) -> Grid:
-        form = self.file_blocks.form
-        blocks = self.file_blocks.blocks_of(range(groups.start * form.run, groups.stop * form.run))
-        parts = self._parts(rows, blocks)
+        form = self.own.form
+        blocks = self.own.blocks_of(range(groups.start * form.run, groups.stop * form.run))
+        parts = self.some_parts(rows, blocks)
         first = groups.start - blocks.start * form.block_size // form.run
 
         def own(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -150,5 +138,5 @@ class BlockMatrix(MatrixInBlocks):
         """The code of 0, or with minima that of the least weight."""
         return 0 if self.offsets else 1 << (self.bits - 1)
 
-    def _parts(self, rows: range, blocks: range) -> BlockParts:
-        return parts_of(self.file_blocks.form, self.store.read(self.tensors[0], rows, blocks))
+    def some_parts(self, rows: range, blocks: range) -> BlockParts:
+        return parts_of(self.own.form, self.store.read(self.tensors[0], rows, blocks))

@@ -8,7 +8,8 @@ Format pack-quantized:
     weight_shape  int64 [2]
 
 Codes and packed zeros are raised by half their range; int8 zeros are not. Formats int-quantized and
-naive-quantized: weight int8 [outputs, inputs] in place of weight_packed.
+naive-quantized: weight int8 [outputs, inputs] in place of weight_packed. Others are in fp8.py and
+nvfp4.py.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from edge.weights.packed.matrix import (
     Tensors,
     group_numbers,
 )
+from edge.weights.packed.nvfp4 import nvfp4_matrix
 
 _PACKED = "pack-quantized"
 _PLAIN = ("int-quantized", "naive-quantized")
 _FLOATS = "float-quantized"
+_FLOATS_OF_4_BITS = "nvfp4-pack-quantized"
 _MIXED = "mixed-precision"
-_FORMATS = (_PACKED, *_PLAIN, _FLOATS, _MIXED)
+_FORMATS = (_PACKED, *_PLAIN, _FLOATS, _FLOATS_OF_4_BITS, _MIXED)
 _MOST_GROUPS = 256
 """Most groups of a configuration; files have one or two."""
 
@@ -63,8 +66,12 @@ def find_compressed(config: Config, tensors: Tensors) -> dict[str, PackedMatrix]
     schemes = _schemes(config)
     found: dict[str, PackedMatrix] = {}
     for layer in tensors.names(".weight_packed"):
-        found[tensors.alone(f"{layer}.weight", f"{layer}.weight_packed")] = _packed(
-            schemes, tensors, layer
+        codes = f"{layer}.weight_packed"
+        scales, factor = f"{layer}.weight_scale", f"{layer}.weight_global_scale"
+        found[tensors.alone(f"{layer}.weight", codes)] = (
+            nvfp4_matrix(tensors, codes, scales, factor, divides=True)
+            if tensors.store.dtype(codes) == np.uint8
+            else _packed(schemes, tensors, layer)
         )
     for layer in tensors.names(".weight_scale"):
         weight = f"{layer}.weight"

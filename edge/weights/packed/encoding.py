@@ -27,8 +27,8 @@ from edge.weights.float_matrices import Floats
 from edge.weights.integer_formats import head_kind, small_floats, widest_block
 from edge.weights.layout import whole_layout
 from edge.weights.matrix_kind import CheckpointTensors, WeightSource
+from edge.weights.packed.block_matrix import BlockMatrix, BlockSource
 from edge.weights.packed.folder import PackedStore
-from edge.weights.packed.in_blocks import BlockSource, MatrixInBlocks
 from edge.weights.packed.matrix import CodedMatrix
 from edge.weights.recipe import Kind, Recipe, rule_role
 from edge.weights.rounded_matrices import HEAD_NOTE, with_rounded
@@ -104,9 +104,12 @@ def packed_encoding(
 
     notes = [HEAD_NOTE] * ("head" in rounded) + [_SHUFFLED_NOTE] * bool(cut)
     packed_form = Encoding(recipe=recipe, grades=grades, open=open_source, note="; ".join(notes))
-    in_blocks = {role: each for role, each in coded.items() if isinstance(each, MatrixInBlocks)}
-    own_kinds = {role: each.file_blocks for role, each in in_blocks.items()}
-    own = coded_recipe(spec, {**own_kinds, **rounded})
+    in_blocks = {
+        role: each
+        for role, each in coded.items()
+        if isinstance(each, BlockMatrix) and each.is_whole
+    }
+    own = coded_recipe(spec, {**{role: each.own for role, each in in_blocks.items()}, **rounded})
     if len(in_blocks) < len(coded) or own is None:
         return packed_form
 

@@ -27,6 +27,7 @@ from edge.weights.packed.gptq import find_gptq
 from edge.weights.packed.matrix import PackedMatrix, Tensors, rows_of
 from edge.weights.packed.mlx import find_mlx
 from edge.weights.packed.mxfp4 import BLOCKS, find_mxfp4
+from edge.weights.packed.nvfp4 import find_modelopt
 
 LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
     "gptq": find_gptq,
@@ -35,6 +36,7 @@ LAYOUTS: Mapping[str, Callable[[Config, Tensors], dict[str, PackedMatrix]]] = {
     "fp8": find_fp8,
     "mlx": find_mlx,
     "mxfp4": find_mxfp4,
+    "modelopt": find_modelopt,
     METHOD: find_blocks,
 }
 """Layouts by `quant_method`. MLX has none, but another name for the whole setting."""

@@ -9,7 +9,6 @@ Twice the value of a code is a whole number up to 12, so codes of 8 bits hold it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,21 +20,15 @@ from edge.models.config import Config
 from edge.models.experts import MAX_EXPERTS
 from edge.models.parts import MAX_SIZE
 from edge.weights.file_blocks import FileBlocks
-from edge.weights.packed.in_blocks import MatrixInBlocks
+from edge.weights.packed.block_matrix import E2M1_CODES, E2M1_ZERO, BlockMatrix, halves_of
 from edge.weights.packed.matrix import Grid, PackedMatrix, Tensors
 
 BLOCKS = "_blocks"
 _SCALES = "_scales"
 _BLOCK, _BLOCK_BYTES = 32, 16
-_PIECE_BYTES = 1 << 22
-_ZERO = 128
-_CODES = (_ZERO + np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))).astype(
-    np.uint8
-)
-"""Twice the values of 4-bit codes, as codes of 8 bits."""
 _POWERS = np.ldexp(1.0, np.arange(256) - 128).astype(np.float32)
 """Half of the scales, because the codes are doubled."""
-KIND = FileBlocks("MXFP4")
+_KIND = FileBlocks("MXFP4")
 """The blocks of GGUF files of this name, whose codes are in another order."""
 _MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
@@ -70,6 +63,7 @@ def find_mxfp4(_config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
                         tensors=(blocks, scales),
                         bits=8,
                         group=_BLOCK,
+                        own=_KIND,
                         number=number,
                         rows=range(place, shape[1], len(matrices)),
                     )
@@ -77,10 +71,8 @@ def find_mxfp4(_config: Config, tensors: Tensors) -> dict[str, PackedMatrix]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mxfp4Matrix(MatrixInBlocks):
+class Mxfp4Matrix(BlockMatrix):
     """A matrix of expert `number`, of these `rows` of its tensors."""
-
-    file_blocks = KIND
 
     number: int
     rows: range
@@ -88,23 +80,19 @@ class Mxfp4Matrix(MatrixInBlocks):
     def codes(self, rows: range, columns: range) -> NDArray[np.uint8]:
         first, stop = columns.start // _BLOCK, -(-columns.stop // _BLOCK)
         packed = self._read(self.tensors[0], rows)[:, first:stop]
-        halves = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(rows), -1)
+        halves = halves_of(packed).reshape(len(rows), -1)
         start = first * _BLOCK
-        return _CODES[halves[:, columns.start - start : columns.stop - start]]
+        return E2M1_CODES[halves[:, columns.start - start : columns.stop - start]]
 
-    def parts(self, rows: range, columns: range) -> Iterator[BlockParts]:
-        blocks = slice(columns.start // _BLOCK, -(-columns.stop // _BLOCK))
-        step = max(1, _PIECE_BYTES // self.shape[1])
-        for first in range(rows.start, rows.stop, step):
-            few = range(first, min(first + step, rows.stop))
-            packed, powers = (self._read(each, few)[:, blocks] for each in self.tensors)
-            halves = np.stack([packed & 15, packed >> 4], axis=-1)
-            codes = halves.reshape(*powers.shape, _BLOCK)
-            yield BlockParts(codes=codes, scales=powers)
+    def some_parts(self, rows: range, blocks: range) -> BlockParts:
+        packed, powers = (
+            self._read(each, rows)[:, blocks.start : blocks.stop] for each in self.tensors
+        )
+        return BlockParts(codes=halves_of(packed), scales=powers)
 
     def grid(self, rows: range, groups: range) -> Grid:
         powers = self._read(self.tensors[1], rows)[:, groups.start : groups.stop]
-        return Grid(scales=_POWERS[powers], zeros=float(_ZERO))
+        return Grid(scales=_POWERS[powers], zeros=float(E2M1_ZERO))
 
     def _read(self, name: str, rows: range) -> NDArray[Any]:
         """These rows of the expert's tensor."""

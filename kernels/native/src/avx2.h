@@ -17,6 +17,8 @@
   _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at))))
 #define F_SIGNED_BYTES(at) \
   _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(at))))
+#define F_LOAD(at) _mm256_loadu_ps((const float *)(const void *)(at))
+#define F_FLOATS8(at) floats8(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(at))))
 #define F_STORE(at, value) _mm256_storeu_ps(at, value)
 #define I_ALL(value) _mm256_set1_epi32(value)
 #define B_LOAD(at) _mm256_loadu_si256((const __m256i *)(at))
@@ -46,6 +48,11 @@ INLINE __m256 powers(__m256i bytes) { /* POWER_BITS */
   const __m256i few = _mm256_sllv_epi32(least, _mm256_min_epi32(bytes, one));
   return _mm256_castsi256_ps(
       _mm256_max_epi32(_mm256_slli_epi32(_mm256_sub_epi32(bytes, one), 23), few));
+}
+
+INLINE __m256 floats8(__m128i signed_bytes) { /* FLOAT8_BITS: the second bit is a sign, too */
+  const __m128i shifted = _mm_slli_epi16(signed_bytes, 7);
+  return _mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16((short)0xbfff)));
 }
 
 /* Of two numbers of 16 bits in each row. A gather reads 32 bits. */

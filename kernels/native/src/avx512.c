@@ -21,6 +21,8 @@
 #define F_BYTES(at) _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(at))))
 #define F_SIGNED_BYTES(at) \
   _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at))))
+#define F_LOAD(at) _mm512_loadu_ps((const float *)(const void *)(at))
+#define F_FLOATS8(at) floats8(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(at))))
 #define F_STORE(at, value) _mm512_storeu_ps(at, value)
 #define I_ALL(value) _mm512_set1_epi32(value)
 #define B_LOAD(at) _mm512_loadu_si512(at)
@@ -56,6 +58,11 @@ INLINE __m512 powers(__m512i bytes) { /* POWER_BITS */
   const __m512i few = _mm512_sllv_epi32(least, _mm512_min_epi32(bytes, one));
   return _mm512_castsi512_ps(
       _mm512_max_epi32(_mm512_slli_epi32(_mm512_sub_epi32(bytes, one), 23), few));
+}
+
+INLINE __m512 floats8(__m256i signed_bytes) { /* FLOAT8_BITS: the second bit is a sign, too */
+  const __m256i shifted = _mm256_slli_epi16(signed_bytes, 7);
+  return _mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16((short)0xbfff)));
 }
 
 INLINE __m512i chosen(__m512i numbers, const int bit, __m512i low, __m512i high) {

@@ -13,11 +13,6 @@ static const uint8_t OF_TWO[2][16] = {
 static const uint8_t OF_IQ3_XXS[16] = {34, 38, 42, 46, 50, 54, 58, 63};
 static const uint8_t OF_IQ3_S[16] = {17, 19, 21, 23, 25, 27, 29, 31};
 
-/* What a scale is multiplied by beside its level, which is odd. */
-INLINE float share_of(int type) {
-  return type == IQ3_S ? 1.0f : type == IQ3_XXS ? 0.5f : 0.125f;
-}
-
 typedef struct {
   B spread[8]; /* a byte has four bits of a column, or of one and the fourth after it */
   B signs;     /* a bit for each column, set for a minus */

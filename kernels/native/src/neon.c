@@ -21,6 +21,8 @@
 #define F_BYTES(at) vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(four_bytes(at)))))
 #define F_SIGNED_BYTES(at) \
   vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(at))))))
+#define F_LOAD(at) vreinterpretq_f32_u8(vld1q_u8(at))
+#define F_FLOATS8(at) floats8(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(four_bytes(at)))))
 #define F_STORE(at, value) vst1q_f32(at, value)
 #define I_ALL(value) vdupq_n_s32(value)
 #define B_LOAD(at) vld1q_u8(at)
@@ -60,6 +62,11 @@ INLINE float32x4_t powers(uint32x4_t bytes) { /* POWER_BITS */
   const int32x4_t own = vreinterpretq_s32_u32(bytes), one = vdupq_n_s32(1);
   const int32x4_t few = vshlq_s32(vdupq_n_s32(0x200000), vminq_s32(own, one));
   return vreinterpretq_f32_s32(vmaxq_s32(vshlq_n_s32(vsubq_s32(own, one), 23), few));
+}
+
+INLINE float32x4_t floats8(int16x4_t signed_bytes) { /* FLOAT8_BITS: the second bit is a sign, too */
+  const uint16x4_t shifted = vreinterpret_u16_s16(vshl_n_s16(signed_bytes, 7));
+  return vcvt_f32_f16(vreinterpret_f16_u16(vand_u16(shifted, vdup_n_u16(0xbfff))));
 }
 
 /* Of two numbers of 16 bits in each row. */

@@ -17,6 +17,8 @@
 #define F_POWERS(at) power_at(at)
 #define F_BYTES(at) ((float)*(at))
 #define F_SIGNED_BYTES(at) ((float)(int8_t) * (at))
+#define F_LOAD(at) float_at(at)
+#define F_FLOATS8(at) half_of(FLOAT8_BITS((uint32_t)*(at)))
 #define F_STORE(at, value) (*(at) = (value))
 #define I_ALL(value) (value)
 #define B uint32_t
@@ -81,13 +83,20 @@ INLINE float power_at(const uint8_t *at) {
   return value;
 }
 
-INLINE float half_at(const uint8_t *at) {
-  const uint32_t half = at[0] | (uint32_t)at[1] << 8;
+INLINE float float_at(const uint8_t *at) {
+  float value;
+  memcpy(&value, at, sizeof value);
+  return value;
+}
+
+INLINE float half_of(uint32_t half) {
   const uint32_t exponent = half >> 10 & 31, fraction = half & 1023;
   float value = exponent == 31 ? (fraction ? NAN : INFINITY)
                 : exponent     ? ldexpf((float)(fraction | 1024), (int)exponent - 25)
                                : ldexpf((float)fraction, -24);
   return half >> 15 ? -value : value;
 }
+
+INLINE float half_at(const uint8_t *at) { return half_of(at[0] | (uint32_t)at[1] << 8); }
 
 #include "tile.h"

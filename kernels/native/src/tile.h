@@ -23,11 +23,12 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
   F sums[MOST];
   for (int t = 0; t < count; t++) sums[t] = F_ZERO();
   for (size_t block = 0; block < blocks; block++, tile += tile_bytes(type)) {
-    const uint8_t *halves = tile + (has_power(type) ? 1 : 2) * LANES * part;
-    F scale = has_power(type) ? F_POWERS(halves) : F_HALVES(halves);
-    if (has_grid(type)) scale = F_TIMES(scale, F_ALL(share_of(type)));
+    const uint8_t *halves = tile + scale_bytes(type) * LANES * part;
+    F scale = has_power(type) ? F_POWERS(halves)
+              : has_float_levels(type) ? F_LOAD(halves) : F_HALVES(halves);
+    if (share_of(type) != 1) scale = F_TIMES(scale, F_ALL(share_of(type)));
     const F least = minimum ? F_HALVES(halves + 2 * ROWS) : F_ZERO();
-    const uint8_t *levels = tile + 2 * ROWS * (1 + minimum) + LANES * part;
+    const uint8_t *levels = tile + scale_bytes(type) * ROWS * (1 + minimum) + LANES * part;
     const uint8_t *codes = tile + head_bytes(type) + 4 * LANES * part;
     for (int piece = 0; piece < pieces; piece++, codes += piece_bytes(type)) {
       const size_t at = block * pieces + piece;
@@ -95,6 +96,10 @@ INLINE void JOIN(part, NAME)(const int type, const int count, const uint8_t *til
       if (has_grid(type)) {
         first = F_TIMES(scale, F_OF_W(own_piece.levels[0]));
         second = F_TIMES(scale, F_OF_W(own_piece.levels[1]));
+      } else if (has_float_levels(type)) {
+        const uint8_t *own = levels + 2 * ROWS * piece;
+        first = F_TIMES(scale, F_FLOATS8(own));
+        second = F_TIMES(scale, F_FLOATS8(own + ROWS));
       } else if (has_two_levels(type)) {
         const int runs = PIECE / run;
         const uint8_t *own = levels + ROWS * runs * piece, *lows = own + ROWS * runs * pieces;
@@ -157,6 +162,7 @@ PRODUCTS(IQ2_XS)
 PRODUCTS(IQ2_S)
 PRODUCTS(IQ3_XXS)
 PRODUCTS(IQ3_S)
+PRODUCTS(NVFP4)
 
 /* Whole numbers are compared, as their order is that of positive floats; so NaN is the largest. */
 static void JOIN(round, NAME)(const float *x, size_t columns, size_t padded, int8_t *codes,
@@ -198,6 +204,6 @@ const Kernels *JOIN(NAME, kernels)(void) {
       STRING(NAME), JOIN(round, NAME),
       {OF(Q4_0), OF(Q4_1), OF(Q5_0), OF(Q5_1), OF(Q8_0), OF(IQ4_NL), OF(MXFP4), OF(Q2_K),
        OF(Q3_K), OF(Q4_K), OF(Q5_K), OF(Q6_K), OF(IQ4_XS), OF(IQ2_XXS), OF(IQ2_XS), OF(IQ2_S),
-       OF(IQ3_XXS), OF(IQ3_S)}};
+       OF(IQ3_XXS), OF(IQ3_S), OF(NVFP4)}};
   return &found;
 }

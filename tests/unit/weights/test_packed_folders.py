@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -38,6 +39,7 @@ from tests.support.packed_folders import (
     gptq,
     gptq_by_rules,
     mlx,
+    nvfp4,
     write_mxfp4,
     write_packed,
 )
@@ -73,6 +75,8 @@ EXACT: dict[str, Layout] = {
     "mlx": mlx(),
     "mlx of 8 bits": mlx(8, 64),
     "mlx of 2 bits": mlx(2, 64),
+    "nvfp4": nvfp4(),
+    "nvfp4 of modelopt": nvfp4("modelopt"),
 }
 SORTED: dict[str, Layout] = {
     "gptq in act-order": gptq(act_order=True, symmetric=False),
@@ -117,7 +121,10 @@ def test_floats_are_those_that_were_packed(name: str, written: Write) -> None:
     with Checkpoint.open(folder) as opened:
         store = opened.store
         assert isinstance(store, PackedStore)
-        assert set(store.names()) == set(meant)
+        read = {
+            each for each in store.names() if not each.endswith(("input_scale", "global_scale"))
+        }
+        assert read == set(meant)
         for tensor, expected in meant.items():
             assert store.shape(tensor) == expected.shape
             np.testing.assert_array_equal(store.read(tensor).astype(np.float32), expected)
@@ -463,6 +470,79 @@ def test_floats_of_4_bits_are_those_that_were_packed(
                 found = stored.kind.floats(source.matrix(matrix).__getitem__, stored.columns)
                 np.testing.assert_array_equal(found[: len(rows)], part)
         source.close()
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "modelopt"])
+def test_floats_with_scales_of_8_bits_are_those_that_were_packed(
+    tmp_path: Path, method: str
+) -> None:
+    """As blocks, to the last bit, whole and in slices."""
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    folder = tmp_path / "packed"
+    meant = load_file(write_packed(folder, made.path, nvfp4(method)).path / "model.safetensors")
+    with Checkpoint.open(folder) as opened:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        source = opened.source(chosen, cache_root=tmp_path, on_progress=lambda progress: None)
+        for role in ("layers.1.query.weight", "layers.1.down.weight"):
+            assert chosen.recipe.kind(role, 0) == FileBlocks("NVFP4")
+            whole = meant[opened.tensor_name(role)]
+            for rows, columns in (
+                (range(len(whole)), range(whole.shape[1])),
+                (range(5, 19), range(whole.shape[1] - 256, whole.shape[1])),
+            ):
+                matrix = MatrixSlice(name="x", parts=((role, rows),), columns=columns)
+                (stored,) = chosen.recipe.stored(matrix)
+                found = stored.kind.floats(source.matrix(matrix).__getitem__, stored.columns)
+                expected = whole[rows.start : rows.stop, columns.start : columns.stop]
+                np.testing.assert_array_equal(found[: len(rows)], expected)
+        source.close()
+
+
+Damage = Callable[[dict[str, Any]], None]
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda own: own["weight_scale"].fill(np.nan), "has scales that are no numbers"),
+        (lambda own: own["weight_global_scale"].fill(0), "holds NaN or infinite weights"),
+        (lambda own: own.pop("weight_scale"), "has no .*weight_scale beside it"),
+        (lambda own: own.pop("weight_global_scale"), "has no .*weight_global_scale beside it"),
+        (lambda own: own.update(weight_packed=own["weight_packed"][:, :7]), "14 columns, which"),
+        (lambda own: own.update(weight_scale=own["weight_scale"][1:]), "has shape"),
+    ],
+)
+def test_damaged_floats_with_scales_of_8_bits_are_refused(
+    tmp_path: Path, damage: Damage, sentence: str
+) -> None:
+    sound = nvfp4()
+
+    def pack(weight: Any) -> Any:
+        tensors, meant = sound.pack(weight)
+        damage(tensors)
+        return tensors, meant
+
+    made = make_checkpoint(tmp_path / "made", "llama_in_blocks")
+    folder = tmp_path / "packed"
+    write_packed(folder, made.path, dataclasses.replace(sound, pack=pack))
+    with pytest.raises(CheckpointError, match=sentence):
+        read_some_blocks(folder, tmp_path)
+
+
+def read_some_blocks(folder: Path, cache: Path) -> None:
+    with Checkpoint.open(folder) as opened:
+        chosen = weight_format(opened.spec, "auto", own=opened.own_encoding)
+        source = opened.source(chosen, cache_root=cache, on_progress=lambda progress: None)
+        part = ("layers.1.up.weight", range(32))
+        with contextlib.closing(source):
+            source.matrix(MatrixSlice(name="x", parts=(part,), columns=range(256)))
+
+
+def test_another_algorithm_of_modelopt_is_refused(written: Write) -> None:
+    folder, _meant = written(nvfp4("modelopt"))
+    change(folder, quant_algo="W4A8_AWQ")
+    with pytest.raises(CheckpointError, match="quant_algo 'W4A8_AWQ' is not read, NVFP4 is"):
+        Checkpoint.open(folder)
 
 
 def forget_config(folder: Path) -> None:
