@@ -64,9 +64,9 @@ EDGE_FORMATS = (
 FEW_BIT_FORMATS = tuple(LoadOptions(dtype=dtype) for dtype in FEW_BITS)
 """For models much larger than this one: here they are the worst case."""
 
-CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6, 4.5, 4.0, 3.5, 3.0)
+CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6)
 """Bits of a weight for `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and
-fewer; below 4.6 some matrices have 2 bits."""
+fewer; this model has no blocks with fewer than 4 bits, as its hidden state has 576 columns."""
 
 Logits = NDArray[np.float32]
 
