@@ -53,6 +53,7 @@ from edge.text.tokenizer_facts import describe_tokenizer
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.expert_uses import keep_expert_uses, known_expert_uses
 from edge.weights.formats import weight_format
+from edge.weights.packed.block_matrix import BlockMatrix
 from edge.weights.packed.folder import PackedStore
 from edge.weights.packed.matrix import CodedMatrix
 from tests.support.checkpoints import make_checkpoint
@@ -65,6 +66,7 @@ from tests.support.packed_folders import (
     Layout,
     awq,
     compressed,
+    edge_blocks,
     fp8,
     gptq,
     mlx,
@@ -212,6 +214,7 @@ class Files:
             "compressed-tensors": compressed(symmetric=False),
             "fp8": fp8(),
             "mlx": mlx(),
+            "edge-blocks": edge_blocks("Q4_K"),
         }
         return {
             name: kind
@@ -234,7 +237,10 @@ class Files:
                     for matrix in opened.store.packed.values():
                         if isinstance(matrix, CodedMatrix):
                             rows, columns = matrix.shape
-                            matrix.blocks(range(rows // 2, rows), range(columns // 3, columns))
+                            some = range(rows // 2, rows), range(columns // 3, columns)
+                            matrix.blocks(*some)
+                            if isinstance(matrix, BlockMatrix):
+                                matrix.own.of_parts(matrix.parts(*some), len(some[0]), columns)
 
         def read_config(content: bytes) -> None:
             with replaced(path / "config.json", content):

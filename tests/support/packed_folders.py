@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from edge.kernels.matmul_blocks.reference import FORMS, dequantize
+from edge.weights.block_rounding import BlockRounding
 from tests.support.checkpoints import TinyCheckpoint
 
 LINEAR = (
@@ -222,6 +224,19 @@ def compressed(
         "ignore": ["lm_head"],
     }
     return Layout(config=config, pack=pack)
+
+
+def edge_blocks(type_name: str) -> Layout:
+    """As `edge quantize` writes it, by plain rounding."""
+    form = FORMS[type_name]
+
+    def pack(weight: NDArray[np.float32]) -> Packed:
+        arrays, _largest = BlockRounding(form).rounded(weight)
+        meant = dequantize(form, arrays["blocks"])[:, : weight.shape[1]].copy()
+        shape = np.array(weight.shape, np.int64)
+        return {f"weight_blocks.{type_name}": arrays["blocks"], "weight_shape": shape}, meant
+
+    return Layout(config={"quant_method": "edge-blocks", "version": 1}, pack=pack)
 
 
 def fp8(scales: str = "blocks") -> Layout:
