@@ -34,7 +34,7 @@ FORMATS = {
 
 TYPES = {
     **{name: f"MOSTLY_{name}" for name in ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")},
-    **{name: f"MOSTLY_{name}" for name in ("Q2_K", "Q6_K", "IQ4_NL", "IQ4_XS")},
+    **{name: f"MOSTLY_{name}" for name in ("Q2_K", "Q6_K", "IQ3_S", "IQ4_NL", "IQ4_XS")},
     **{name: f"MOSTLY_{name}_M" for name in ("Q3_K", "Q4_K", "Q5_K")},
     "MXFP4": "MOSTLY_MXFP4_MOE",
 }
