@@ -145,7 +145,7 @@ typedef struct {
 #endif
 
 /* Of grids, by type less the first of these. A gather reads 32 bits at the last point. */
-extern uint16_t POINTS[NVFP4 - IQ2_XXS][1024 + 32] HIDDEN;
+extern uint16_t GRID_POINTS[NVFP4 - IQ2_XXS][1024 + 32] HIDDEN;
 
 const Kernels *plain_kernels(void);
 const Kernels *avx2_kernels(void);

@@ -61,7 +61,7 @@ INLINE JOIN(Piece, NAME) JOIN(piece, NAME)(const int type, const uint8_t *bytes,
       odd = B_OR(odd, B_OR(W_AND(W_LEFT(own, step), mask << 8),
                            W_AND(W_LEFT(own, 3 * step), mask << 24)));
     }
-    W_POINTS(POINTS[type - IQ2_XXS], points, &even, &odd);
+    W_POINTS(GRID_POINTS[type - IQ2_XXS], points, &even, &odd);
 #pragma GCC unroll 2
     for (int i = 0; i < 2; i++) {
       found.spread[4 * quad + 2 * i] = JOIN(spread, NAME)(even, i);

@@ -38,7 +38,7 @@ static const char *const STEPS[] = {
     "&<78>L%X'&,%/%/)3*.2%?&')&*4<;&19')(;M3C:J",
 };
 
-_Alignas(64) uint16_t POINTS[NVFP4 - IQ2_XXS][1024 + 32];
+_Alignas(64) uint16_t GRID_POINTS[NVFP4 - IQ2_XXS][1024 + 32];
 
 /* Four bits for each of the bytes that `spread` in grid.h makes. */
 static uint16_t packed(int type, int number) {
@@ -53,7 +53,7 @@ static uint16_t packed(int type, int number) {
 /* Before anything is computed: when the library is loaded. */
 __attribute__((constructor)) static void make_points(void) {
   for (int type = IQ2_XXS; type < NVFP4; type++) {
-    uint16_t *to = POINTS[type - IQ2_XXS];
+    uint16_t *to = GRID_POINTS[type - IQ2_XXS];
     const int step = columns_of_point(type) == 8 ? 2 : 1;
     int number = -1;
     for (const char *each = STEPS[type - IQ2_XXS]; *each; each++) {
