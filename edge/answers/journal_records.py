@@ -23,7 +23,7 @@ from edge.protocol.wire_rules import Wire
 from edge.scheduling.prefixes import Span, Spans
 from edge.weights.formats import KvDtype
 
-VERSION = 12
+VERSION = 13
 
 _ALIKE = (
     "dtype", "block_size", "accuracy", "wire", "kv_dtype", "context_tokens", "batch_invariant",

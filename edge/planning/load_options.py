@@ -127,8 +127,8 @@ class LoadOptions:
         AUTO,
         help="Weight format. auto: the format of the file or folder, if it is quantised, else "
         "int4. int4 keeps more bits where models are most sensitive (the head, keys, values, and "
-        "down in a part of the layers); int4-pure has 4 everywhere. int3 has 2 bits in half of "
-        "the weights, int2 in most: answers get much worse, those of small models useless.",
+        "down in a part of the layers); int4-pure has 4 everywhere. int3 and int2 "
+        "have 3 and 2 in most weights: answers get much worse, those of small models useless.",
     )
 
     lora: str | Path | None = option(

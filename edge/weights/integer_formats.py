@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -32,11 +32,15 @@ _WIDE = 256
 """Columns of a block of types with two levels."""
 _LEAST_CUT = 6 * _WIDE
 """Columns of a matrix that devices divide in multiples of 256; fewer leave too few ways."""
-_TYPES = {"usual": "Q4_K", "head": "Q5_K", "inputs": "Q6_K", "down": "Q5_K"}
+_Types = Mapping[str, str]
+_TYPES: _Types = {"usual": "Q4_K", "head": "Q5_K", "inputs": "Q6_K", "down": "Q5_K"}
 """Types of blocks of files. inputs: keys and values. down: of the most sensitive layers."""
-_NARROW_TYPES = {"usual": "Q5_0", "head": "Q5_1", "inputs": "Q8_0", "down": "Q5_1"}
+_TYPES_OF_3_BITS: _Types = {"usual": "Q3_K", "head": "Q4_K", "inputs": "Q4_K", "down": "Q4_K"}
+_TYPES_OF_2_BITS: _Types = {"usual": "Q2_K", "head": "Q4_K", "inputs": "Q4_K", "down": "Q3_K"}
+"""The same in formats of fewer bits."""
+_NARROW_TYPES: _Types = {"usual": "Q5_0", "head": "Q5_1", "inputs": "Q8_0", "down": "Q5_1"}
 """The same with blocks of 32 columns, where the hidden state has no multiple of 256."""
-_FINE_TYPES = {"usual": "Q5_K", "head": "Q6_K", "inputs": "Q6_K", "down": "Q6_K"}
+_FINE_TYPES: _Types = {"usual": "Q5_K", "head": "Q6_K", "inputs": "Q6_K", "down": "Q6_K"}
 """The same for other matrices of such a model."""
 
 _zero_blocks = partial(Blocks, zero_points=True)
@@ -56,20 +60,22 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     block_size: only packed ones have a choice.
     """
     packed = _packed_int4(spec, block_size)
-    found = None if block_size is not None else _block_int4(spec)
-    if found is None:
-        return packed
-    return replace(mixed(*found), packed=packed)
+    return packed if block_size is not None else _or_packed(_in_blocks(spec, _TYPES), packed)
 
 
-def _block_int4(spec: ModelSpec) -> tuple[Recipe, tuple[int, ...]] | None:
-    """Blocks of files: most in Q4_K, with more bits where models are most sensitive (the head, keys
-    and values, and "down" of half of the layers). Blocks of 32 columns where there are no 256, or
-    few that devices could divide.
+def _or_packed(found: tuple[Recipe, tuple[int, ...]] | None, packed: Encoding) -> Encoding:
+    return packed if found is None else replace(mixed(*found), packed=packed)
 
-    A model of W's shape has 4.85 bits a weight, as in llama.cpp's Q4_K_M. On SmolLM2-135M, with its
-    channels in another order and rows filled up to 768, the mean KL divergence is 0.094, and 0.116
-    with the types and the rounding of Q4_K_M. Without filling up, it is 0.039 with 5.9 bits.
+
+def _in_blocks(spec: ModelSpec, wide: _Types) -> tuple[Recipe, tuple[int, ...]] | None:
+    """Blocks of files: most of the usual type, with more bits where models are most sensitive (the
+    head, keys and values, and "down" of half of the layers). Blocks of 32 columns where there are
+    no 256, or few that devices could divide.
+
+    In int4 a model of W's shape has 4.85 bits a weight, as in llama.cpp's Q4_K_M. On SmolLM2-135M,
+    with its channels in another order and rows filled up to 768, the mean KL divergence is 0.094,
+    and 0.116 with the types and the rounding of Q4_K_M. Without filling up, it is 0.039 with 5.9
+    bits.
     """
     floats = {rule.role for rule in small_floats(spec)}
     kinds: dict[str, Kind] = {}
@@ -86,7 +92,7 @@ def _block_int4(spec: ModelSpec) -> tuple[Recipe, tuple[int, ...]] | None:
             part = "down"
         is_wide = has_wide_blocks(role, columns)
         is_of_wide = spec.hidden_size % _WIDE == 0
-        types = _TYPES if is_wide and is_of_wide else _FINE_TYPES if is_wide else _NARROW_TYPES
+        types = wide if is_wide and is_of_wide else _FINE_TYPES if is_wide else _NARROW_TYPES
         kinds[role] = FileBlocks(types[part])
     return recipe_of(spec, kinds)
 
@@ -127,13 +133,24 @@ def _packed_int4(spec: ModelSpec, block_size: int | None) -> Encoding:
 
 
 def int3(spec: ModelSpec, block_size: int | None) -> Encoding:
-    """2 bits for gate and up, which are half of most models, and 4 for the rest."""
-    return _coarse(spec, block_size, {"gate.weight", "up.weight"})
+    """3 bits, and 4 where models are most sensitive, in blocks of files. Packed: 2 bits for gate
+    and up, which are half of most models, and 4 for the rest."""
+    packed = _coarse(spec, block_size, {"gate.weight", "up.weight"})
+    return packed if block_size is not None else _few_bits(spec, _TYPES_OF_3_BITS, packed)
 
 
 def int2(spec: ModelSpec, block_size: int | None) -> Encoding:
-    """2 bits for feed-forward blocks and queries, which are most of a model, and 4 for the rest."""
-    return _coarse(spec, block_size, {"gate.weight", "up.weight", "down.weight", "query.weight"})
+    """2 bits, and 3 or 4 where models are most sensitive, in blocks of files. Packed: 2 bits for
+    feed-forward blocks and queries, which are most of a model, and 4 for the rest."""
+    packed = _coarse(spec, block_size, {"gate.weight", "up.weight", "down.weight", "query.weight"})
+    return packed if block_size is not None else _few_bits(spec, _TYPES_OF_2_BITS, packed)
+
+
+def _few_bits(spec: ModelSpec, types: _Types, packed: Encoding) -> Encoding:
+    """Blocks of these types, unless most matrices lack the columns for them."""
+    if spec.hidden_size % _WIDE:
+        return packed
+    return _or_packed(_in_blocks(spec, types), packed)
 
 
 def _coarse(spec: ModelSpec, block_size: int | None, in_2_bits: Collection[str]) -> Encoding:

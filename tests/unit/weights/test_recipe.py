@@ -11,6 +11,7 @@ import pytest
 from edge.memory.model_sizes import model_facts
 from edge.models.spec import FILE_BLOCKS, ModelSpec, graded, tensor_shapes
 from edge.weights.block_matrices import Blocks
+from edge.weights.file_blocks import FileBlocks
 from edge.weights.float_matrices import Floats
 from edge.weights.format_sizes import bytes_per_weight, counted_matrices, in_words
 from edge.weights.formats import WeightFormat, weight_format
@@ -115,7 +116,7 @@ def test_int3_and_int2_have_2_bits_where_most_weights_are(
         num_kv_heads=8,
         head_size=128,
     )
-    chosen = weight_format(spec, dtype)
+    chosen = weight_format(spec, dtype, packs_blocks=True)
     found = {
         matrix.name.split(".", 2)[-1]: matrix.kind for matrix, _ in counted_matrices(spec, chosen)
     }
@@ -125,6 +126,20 @@ def test_int3_and_int2_have_2_bits_where_most_weights_are(
     assert found["down.weight"].column_multiple == 64  # devices share these columns out
     assert found["head"] == found["value.weight"] == Blocks(4, 32, zero_points=True)
     assert bits[0] < 8 * bytes_per_weight(spec, chosen) < bits[1]
+    in_blocks = weight_format(spec, dtype)
+    graded = in_blocks.graded(spec)
+    types = {
+        (matrix.name.split(".", 2)[-1], matrix.kind)
+        for matrix, _ in counted_matrices(graded, in_blocks)
+    }
+    usual, sensitive = {"int3": ("Q3_K", "Q4_K"), "int2": ("Q2_K", "Q3_K")}[dtype]
+    assert types == {
+        *((name, FileBlocks(usual)) for name in ("up.weight", "gate.weight", "down.weight")),
+        *((name, FileBlocks(usual)) for name in ("query.weight", "output.weight")),
+        ("down.weight", FileBlocks(sensitive)),
+        *((name, FileBlocks("Q4_K")) for name in ("key.weight", "value.weight", "head")),
+    }
+    assert bits[1] < 8 * bytes_per_weight(graded, in_blocks) < bits[1] + 0.7
     given = weight_format(spec, dtype, 16).recipe.kinds
     assert set(given) == {
         Blocks(4, 16, zero_points=True),
