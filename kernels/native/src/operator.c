@@ -11,6 +11,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(__linux__)
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -44,15 +47,31 @@ static int has_products_of_bytes(void) {
 }
 #endif
 
+#if defined(__x86_64__)
+enum { HAS_AVX2 = 1, HAS_AVX_VNNI = 2, HAS_AVX512 = 4 };
+
+/* Asked of the processor itself: what some compilers have for it finds nothing. */
+static int vectors_of_processor(void) {
+  unsigned eax, ebx, ecx, edx, saved, rest;
+  const unsigned first = 1u << 12 | 1u << 27 | 1u << 29; /* FMA, OSXSAVE, F16C */
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & first) != first) return 0;
+  __asm__("xgetbv" : "=a"(saved), "=d"(rest) : "c"(0)); /* what the system saves of registers */
+  if ((saved & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return 0;
+  if (!(ebx & 1u << 5)) return 0;
+  int found = HAS_AVX2;
+  const unsigned wide = 1u << 16 | 1u << 30 | 1u << 31; /* AVX-512 F, BW, VL */
+  if ((ebx & wide) == wide && ecx & 1u << 11 && (saved & 0xe6) == 0xe6) found |= HAS_AVX512;
+  if (__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && eax & 1u << 4) found |= HAS_AVX_VNNI;
+  return found;
+}
+#endif
+
 static const Kernels *best_kernels(void) {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-    return avx512_kernels();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      __builtin_cpu_supports("f16c"))
-    return __builtin_cpu_supports("avxvnni") ? avx_vnni_kernels() : avx2_kernels();
+  const int there = vectors_of_processor();
+  if (there & HAS_AVX512) return avx512_kernels();
+  if (there & HAS_AVX_VNNI) return avx_vnni_kernels();
+  if (there & HAS_AVX2) return avx2_kernels();
 #elif defined(__aarch64__)
   if (has_products_of_bytes()) return neon_kernels();
 #endif
@@ -309,8 +328,8 @@ EXPORT int edge_kernels_try(const char *which, int type, const uint8_t *tiles, s
   const Kernels *all[] = {
       plain_kernels(),
 #if defined(__x86_64__)
-      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? avx2_kernels() : NULL,
-      __builtin_cpu_supports("avxvnni") ? avx_vnni_kernels() : NULL,
+      vectors_of_processor() & HAS_AVX2 ? avx2_kernels() : NULL,
+      vectors_of_processor() & HAS_AVX_VNNI ? avx_vnni_kernels() : NULL,
 #endif
       best_kernels(), /* which is one of these, or needs more than AVX2 */
   };
