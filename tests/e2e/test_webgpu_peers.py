@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import edge
+from edge.backends.overlap import MIN_TOKENS
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import MORE_FAMILIES
 from tests.support.plans import make_plan
@@ -95,8 +96,8 @@ def test_a_long_prompt_is_computed_in_halves_beside_a_cpu(
     cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
     """Sums of the first half overlap products of the second."""
-    checkpoint = tiny_checkpoint("llama", layers=2)
-    prompt = checkpoint.prompt(300)
+    checkpoint = tiny_checkpoint("llama", layers=1)
+    prompt = checkpoint.prompt(MIN_TOKENS + 4)
     plan = make_plan(checkpoint.spec, "tensor_2", model=checkpoint.path.name, devices=[WEBGPU, CPU])
     with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
         logits = model.logits(prompt)

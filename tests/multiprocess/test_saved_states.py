@@ -12,29 +12,34 @@ from edge.weights.formats import KvDtype
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.replies import streams_at_once
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import shown_in_parts
 
 CONTEXT = 480
 OPTIONS = edge.GenerationOptions(
     max_new_tokens=20, temperature=1.5, seed=7, ignore_eos=True, logprobs=3
 )
 
+LIKE_OTHERS = shown_in_parts("multiprocess/test_saved_states.py", "e2e/test_more_families.py")
+"""Of models whose layers are of kinds that another model of the cases has."""
+
 
 @pytest.mark.parametrize(
     ("family", "layout", "kv_dtype"),
-    repeats_are_slow(
-        [
-            ("qwen3_5", "tensor_3", "float32"),
-            ("gemma3", "pipeline_2", "float32"),
-            ("lfm2", "pipeline_2", "float32"),
-            ("llama", "solo", "int4"),
-            ("qwen3_next", "pipeline_2", "float32"),
-            ("qwen3_5_moe", "solo", "float32"),
-            ("gpt_oss", "solo", "int8"),
-            ("olmo3", "tensor_2", "float32"),
-        ],
-        of=[0, 1],
-    ),
+    [
+        ("qwen3_5", "tensor_3", "float32"),
+        ("gemma3", "pipeline_2", "float32"),
+        ("lfm2", "pipeline_2", "float32"),
+        ("llama", "solo", "int4"),
+        ("gpt_oss", "solo", "int8"),
+        *(
+            pytest.param(*case, marks=LIKE_OTHERS)
+            for case in (
+                ("qwen3_next", "pipeline_2", "float32"),
+                ("qwen3_5_moe", "solo", "float32"),
+                ("olmo3", "tensor_2", "float32"),
+            )
+        ),
+    ],
 )
 def test_prompts_that_begin_alike_go_on_from_saved_states(
     tiny_checkpoint: Callable[..., TinyCheckpoint], family: str, layout: str, kv_dtype: KvDtype
