@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from edge.api.async_model import AsyncModel
 from edge.api.encoder_decoder import AsyncEncoderDecoder
-from edge.errors import EdgeError, PromptLengthError
+from edge.errors import EdgeError, PromptLengthError, RequestError
 from edge.protocol.peer_info import PeerInfo
 from edge.server import (
     anthropic_messages,
@@ -60,6 +60,12 @@ class Speech:
 
     name: str
     export: AsyncEncoderDecoder
+
+    def __post_init__(self) -> None:
+        if not self.export.takes_sound:
+            raise RequestError(
+                f"{self.name} takes no sound", remedy="give --speech an export of Whisper's kind"
+            )
 
 
 T = TypeVar("T")

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from edge.api.encoder_decoder import AsyncEncoderDecoder, GeneratedTokens
+from edge.errors import RequestError
 from edge.server.app import Server, Speech
 from edge.server.guard import Rules
 from edge.server.model_pool import ModelPool
@@ -33,6 +34,8 @@ def form(fields: Mapping[str, bytes], end: bytes = b"--xyz--\r\n") -> bytes:
 
 class _Export:
     """A model that hears what it is sent."""
+
+    takes_sound = True
 
     async def transcribe(self, sound: bytes, *, language: str | None) -> GeneratedTokens:
         assert sound == SOUND
@@ -108,3 +111,10 @@ def test_a_sound_has_words() -> None:
 def test_other_forms_are_refused(content_type: str, body: bytes, said: str) -> None:
     with pytest.raises(Refusal, match=said):
         transcription_asked(content_type, body)
+
+
+def test_an_export_that_takes_no_sound_is_refused_before_the_first_request() -> None:
+    export = _Export()
+    export.takes_sound = False
+    with pytest.raises(RequestError, match="t5 takes no sound"):
+        Speech(name="t5", export=cast(AsyncEncoderDecoder, export))
