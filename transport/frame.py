@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from edge.transport.errors import ProtocolError
 
-PROTOCOL_VERSION = 39
+PROTOCOL_VERSION = 40
 """Raised by one whenever bytes on the wire change their meaning."""
 
 MAX_HEADER_BYTES = 1 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -13,7 +12,9 @@ from typing import Unpack
 from edge.api.async_model import AsyncModel
 from edge.api.hub_download import model_path
 from edge.api.progress_bars import progress_bars
+from edge.host import block_kernels
 from edge.host.cache_paths import cache_root
+from edge.models.spec import FILE_BLOCKS
 from edge.option_fields import checks_calls, with_overrides
 from edge.planning.load_options import LoadOptions, LoadOverrides
 from edge.progress import OnProgress
@@ -23,7 +24,6 @@ from edge.studies.quality import Quality, QualityOptions, measure_quality
 from edge.studies.quantize import Quantized, QuantizeOptions, quantize_model
 from edge.studies.study import Study
 from edge.weights.checkpoint import Checkpoint
-from edge.weights.formats import DEFAULT_FORMAT
 
 
 @checks_calls
@@ -103,12 +103,12 @@ class ClusterStudies(ABC):
         a full disk, and the errors of `load`.
         """
         options = with_overrides(LoadOptions, options, {})
-        async with self._opened(path, options) as (checkpoint, peers):
-            as_default = replace(options, dtype=DEFAULT_FORMAT).for_peers(checkpoint, peers)
-        options = replace(options, packs_blocks=as_default.packs_blocks)
+        async with self._opened(path, options) as (_checkpoint, peers):
+            has_blocks = block_kernels.library() is not None
+            has_blocks = has_blocks and not any(FILE_BLOCKS in peer.lacks for peer in peers)
         study = await self._study(path, options, text, progress)
         wanted = QuantizeOptions(bits=bits, windows=windows, window_tokens=window_tokens)
-        return await quantize_model(study, out, wanted)
+        return await quantize_model(study, out, wanted, has_blocks=has_blocks)
 
     async def count_experts(
         self,

@@ -142,8 +142,8 @@ class LoadOptions:
     block_size: int | None = option(
         None,
         choices=BLOCK_SIZES,
-        help="Weights that share a scale: smaller is closer, larger faster. int4 is then packed, "
-        "which takes more bits.  [default: of int4 its own, up to 128 in int3 and int2, else 32]",
+        help="Weights that share a scale: smaller is closer, larger faster. int4, int3 "
+        "and int2 are then packed, with more loss.  [default: their own, else 32]",
     )
 
     accuracy: Accuracy = option(

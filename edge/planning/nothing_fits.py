@@ -138,6 +138,8 @@ def _smaller(checkpoint: Checkpoint, options: LoadOptions) -> Iterator[LoadOptio
         ("int4-pure", 128),
         ("int3", options.block_size),
         ("int2", options.block_size),
+        ("int3", 128),
+        ("int2", 128),
     )
     for dtype, block_size in smaller_ones:
         smaller = replace(options, dtype=dtype, block_size=block_size)

@@ -92,12 +92,16 @@ class _Rounding:
     bits: float | None
     packed: bool
     """Whether for ONNX Runtime's own kernels, in place of blocks of files."""
+    is_packed_for_peers: bool
+    """Whether that follows from the peers, so that a folder goes on as it was begun."""
     made_by: Mapping[str, object]
 
 
-async def quantize_model(study: Study, out: str | Path, wanted: QuantizeOptions) -> Quantized:
-    """See `AsyncCluster.quantize`."""
-    task = await run_blocking(partial(_prepare, study, out, wanted))
+async def quantize_model(
+    study: Study, out: str | Path, wanted: QuantizeOptions, *, has_blocks: bool
+) -> Quantized:
+    """See `AsyncCluster.quantize`. has_blocks: every device has kernels for blocks of files."""
+    task = await run_blocking(partial(_prepare, study, out, wanted, has_blocks))
     stop = StopFlag()
     with store_errors_as_edge_errors():
         async with (
@@ -114,7 +118,7 @@ async def quantize_model(study: Study, out: str | Path, wanted: QuantizeOptions)
     return await run_blocking(partial(_described, task.target))
 
 
-def _prepare(study: Study, out: str | Path, wanted: QuantizeOptions) -> _Rounding:
+def _prepare(study: Study, out: str | Path, wanted: QuantizeOptions, has_blocks: bool) -> _Rounding:
     """The checked inputs. Raises errors before the work, which may take hours."""
     try:
         target = Path(out).expanduser().absolute()
@@ -124,7 +128,7 @@ def _prepare(study: Study, out: str | Path, wanted: QuantizeOptions) -> _Roundin
             f"{shown(out)} is not a path ({error})", remedy="give a folder that is not there yet"
         ) from error
     check_free(target)
-    packed = study.options.packs_blocks
+    packed = study.options.packs_blocks or not has_blocks
     opening = Checkpoint.open(study.path, lora=study.options.lora)
     with opening as checkpoint, store_errors_as_edge_errors():
         if wanted.bits is not None:
@@ -148,6 +152,7 @@ def _prepare(study: Study, out: str | Path, wanted: QuantizeOptions) -> _Roundin
         target=target,
         bits=wanted.bits,
         packed=packed,
+        is_packed_for_peers=not study.options.packs_blocks,
         made_by=made_by,
     )
 
@@ -159,8 +164,7 @@ def _check_bits(spec: ModelSpec, bits: float, packed: bool) -> None:
             f"{bits:g} bits a weight are fewer than this model's least, {least:.2f}, scales "
             "included",
             remedy="give more, or take a smaller model"
-            if packed
-            else "give more, or --compressed-tensors, which has 2 bits for any model",
+            + ("" if packed else ", or pack the weights (--compressed-tensors, packs_blocks)"),
         )
 
 
@@ -183,7 +187,10 @@ def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) 
         opening = Checkpoint.open(observation.path, lora=observation.options.lora)
         checkpoint = stack.enter_context(opening)
         statistics = stack.enter_context(InputStatistics(file, spec))
-        kinds = _usual_kinds(checkpoint, task.packed)
+        packed, begun = task.packed, place.begun()
+        if task.is_packed_for_peers and begun.get("made_by") == task.made_by:
+            packed = begun.get("packed") is True
+        kinds = _usual_kinds(checkpoint, packed)
         if task.bits is not None:
             total_bytes = task.bits / 8 * total
             choices = choices_of(
@@ -191,7 +198,7 @@ def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) 
                 statistics,
                 tokens=tokens,
                 total_bytes=total_bytes,
-                packed=task.packed,
+                packed=packed,
                 on_matrix=on_matrix,
             )
             allocated = allocate_bits(choices, total_bytes)

@@ -46,7 +46,8 @@ def largest_weight(form: BlockForm, parts: BlockParts) -> float:
     values = form.values(np.arange(form.num_codes, dtype=np.uint8))
     largest = largest_of(scales) * float(np.abs(values).max())
     if parts.levels is not None:
-        largest *= float(np.abs(form.levels(parts.levels)).max(initial=0))
+        # At least 1: kernels multiply by levels last, and 0 times infinity is no number.
+        largest *= float(np.abs(form.levels(parts.levels)).max(initial=1))
     if parts.minima is not None:
         least = largest_of(parts.minima.astype(np.float32))
         if parts.least_levels is not None:

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError
 from edge.kernels.matmul_blocks import calibrated as blocks
-from edge.kernels.matmul_blocks.reference import row_blocks
+from edge.kernels.matmul_blocks.reference import parts_of, row_blocks
 from edge.kernels.matmul_nbits import calibrated as packed
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, stacked
 from edge.weights.block_matrices import Blocks
+from edge.weights.block_rounding import largest_weight
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.file_blocks import FileBlocks
 from edge.weights.input_statistics import InputStatistics
@@ -56,6 +57,13 @@ def rounded_matrix(
                 f"{name} cannot be rounded by {statistics.path}: {error}",
                 remedy="remove that file, so that the statistics are made again",
             ) from error
+        if isinstance(kind, FileBlocks) and not isinstance(part, QuantizedMatrix):
+            largest = largest_weight(kind.form, parts_of(kind.form, part))
+            if not np.isfinite(largest):
+                raise CheckpointError(
+                    f"tensor {name} has weights that are too large for {kind.words}",
+                    remedy="pack them: --compressed-tensors, packs_blocks in Python",
+                )
         parts.append(part)
     if isinstance(kind, FileBlocks):
         return np.concatenate([part for part in parts if not isinstance(part, QuantizedMatrix)])

@@ -141,7 +141,10 @@ def _kind(value: object) -> MatrixKind[Any]:
     if named == _FILE_BLOCKS:
         assert isinstance(value, Mapping)
         if set(value) != {"kind", "type", "version"} or str(value["type"]) not in FORMS:
-            raise RequestError(f"blocks of a file are one of {', '.join(FORMS)}")
+            raise RequestError(
+                f"blocks of a file are one of {', '.join(FORMS)}",
+                remedy="install one version of Edge everywhere",
+            )
         if value["version"] is True or value["version"] != TILES_VERSION:
             raise RequestError(
                 "blocks of a file in another layout",

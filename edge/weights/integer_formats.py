@@ -35,9 +35,10 @@ _LEAST_CUT = 6 * _WIDE
 _Types = Mapping[str, str]
 _TYPES: _Types = {"usual": "Q4_K", "head": "Q5_K", "inputs": "Q6_K", "down": "Q5_K"}
 """Types of blocks of files. inputs: keys and values. down: of the most sensitive layers."""
+_TYPES_OF_4_BITS: _Types = {"usual": "Q4_0", "head": "Q4_0", "inputs": "Q4_1", "down": "Q4_1"}
 _TYPES_OF_3_BITS: _Types = {"usual": "Q3_K", "head": "Q4_K", "inputs": "Q4_K", "down": "Q4_K"}
 _TYPES_OF_2_BITS: _Types = {"usual": "Q2_K", "head": "Q4_K", "inputs": "Q4_K", "down": "Q3_K"}
-"""The same in formats of fewer bits."""
+"""The same in formats of fewer bits; `_TYPES_OF_4_BITS` with blocks of 32 columns."""
 _NARROW_TYPES: _Types = {"usual": "Q5_0", "head": "Q5_1", "inputs": "Q8_0", "down": "Q5_1"}
 """The same with blocks of 32 columns, where the hidden state has no multiple of 256."""
 _FINE_TYPES: _Types = {"usual": "Q5_K", "head": "Q6_K", "inputs": "Q6_K", "down": "Q6_K"}
@@ -60,14 +61,18 @@ def int4(spec: ModelSpec, block_size: int | None) -> Encoding:
     block_size: only packed ones have a choice.
     """
     packed = _packed_int4(spec, block_size)
-    return packed if block_size is not None else _or_packed(_in_blocks(spec, _TYPES), packed)
+    if block_size is not None:
+        return packed
+    return _or_packed(_in_blocks(spec, _TYPES, _NARROW_TYPES), packed)
 
 
 def _or_packed(found: tuple[Recipe, tuple[int, ...]] | None, packed: Encoding) -> Encoding:
     return packed if found is None else replace(mixed(*found), packed=packed)
 
 
-def _in_blocks(spec: ModelSpec, wide: _Types) -> tuple[Recipe, tuple[int, ...]] | None:
+def _in_blocks(
+    spec: ModelSpec, wide: _Types, narrow: _Types
+) -> tuple[Recipe, tuple[int, ...]] | None:
     """Blocks of files: most of the usual type, with more bits where models are most sensitive (the
     head, keys and values, and "down" of half of the layers). Blocks of 32 columns where there are
     no 256, or few that devices could divide.
@@ -91,7 +96,7 @@ def _in_blocks(spec: ModelSpec, wide: _Types) -> tuple[Recipe, tuple[int, ...]] 
             part = "down"
         is_wide = has_wide_blocks(role, columns)
         is_of_wide = spec.hidden_size % _WIDE == 0
-        types = wide if is_wide and is_of_wide else _FINE_TYPES if is_wide else _NARROW_TYPES
+        types = wide if is_wide and is_of_wide else _FINE_TYPES if is_wide else narrow
         kinds[role] = FileBlocks(types[part])
     return recipe_of(spec, kinds)
 
@@ -149,7 +154,7 @@ def _few_bits(spec: ModelSpec, types: _Types, packed: Encoding) -> Encoding:
     """Blocks of these types, unless most matrices lack the columns for them."""
     if spec.hidden_size % _WIDE:
         return packed
-    return _or_packed(_in_blocks(spec, types), packed)
+    return _or_packed(_in_blocks(spec, types, _TYPES_OF_4_BITS), packed)
 
 
 def _coarse(spec: ModelSpec, block_size: int | None, in_2_bits: Collection[str]) -> Encoding:

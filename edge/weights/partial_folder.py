@@ -44,6 +44,13 @@ class PartialFolder(Closing):
             self._refuse_what_is_there()  # another process may just have finished
             self._held = held.pop_all()
 
+    def begun(self) -> dict[str, Any]:
+        """What the folder was begun with; nothing if it was not, or its record is damaged."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / _RECORD).read_bytes())
+            return found if isinstance(found, dict) else {}
+        return {}
+
     def begin(self, made_of: Mapping[str, Any]) -> None:
         """Begin or continue. made_of: JSON values; a folder begun with others is cleared. Raises
         StoreError."""

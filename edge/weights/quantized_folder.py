@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size
+from edge.kernels.matmul_blocks.reference import TILES_VERSION
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.models.families import read_family
 from edge.models.spec import TABLES, tensor_shapes
@@ -111,8 +112,9 @@ class QuantizedFolder:
         self.groups = self._grouped()
         """Groups in the order of their files' numbers: layer by layer, then everything else."""
         made_of = {
-            "version": _VERSION,
+            "version": [_VERSION, TILES_VERSION],
             "checkpoint": checkpoint.store.fingerprint,
+            "packed": any(isinstance(kind, Blocks) for kind in kinds.values()),
             "kinds": {role: kind.words for role, kind in kinds.items()},
             "made_by": self._made_by,
         }

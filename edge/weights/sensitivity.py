@@ -157,9 +157,9 @@ def _energy(weight: Array, grams: Sequence[Array]) -> float:
 
 
 def _rounded(weight: Array, kind: Blocks | FileBlocks, grams: Sequence[Array] | None) -> Array:
-    """The weight rounded by its inputs, if given. Fine kinds are always rounded plainly, which is
+    """The weight rounded by its inputs, if given. 8 bits are always rounded plainly, which is
     faster, because their error is small."""
-    if grams is not None and kind.bits <= _USUAL_BITS:
+    if grams is not None and kind.bits != _FINE_BITS:
         codes = rounded(weight, kind, grams)
     elif isinstance(kind, FileBlocks):
         codes = BlockRounding(kind.form).rounded(weight)[0]["blocks"]

@@ -35,7 +35,7 @@ def quantize_calibrated(
     `on_rows` is told now and then how many more rows are rounded; what it raises ends the work.
 
     Raises ValueError for a type with a table, for other dtypes and shapes, for NaN or infinity, and
-    where a gram is no x^T x.
+    where a gram is no x^T x. Weights that float16 scales cannot hold make some of these infinite.
     """
     if form.has_table:
         raise ValueError(f"the codes of {form.name} are no whole numbers")
@@ -57,8 +57,9 @@ def quantize_calibrated(
     for some, run, errors in tiles_of(weight, runs):
         if not np.isfinite(errors).all():
             raise ValueError("the weight holds NaN or infinity, which no code stands for")
-        for first in range(0, len(errors), form.block_size):
-            _round_block(form, run, first, errors, parts, some)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinite scales, see above
+            for first in range(0, len(errors), form.block_size):
+                _round_block(form, run, first, errors, parts, some)
         if run is runs[-1]:
             on_rows(len(weight[some]))
     return parts
@@ -118,8 +119,8 @@ def _inverse(values: Floats) -> Floats:
 
 def _unit(largest: Floats, most: int) -> Floats:
     """The float16 number of a block's levels up to `most`, as float32."""
-    halves = (np.maximum(largest * (_ROOM / most), _LEAST_HALF)).astype(np.float16)
-    return np.where(largest > 0, halves.astype(np.float32), 0)
+    halves = _half(np.maximum(largest * (_ROOM / most), _LEAST_HALF))
+    return np.where(largest > 0, halves, 0)
 
 
 def _stored(
@@ -138,8 +139,7 @@ def _stored(
 
 
 def _half(values: Floats) -> Floats:
-    with np.errstate(over="ignore"):
-        return values.astype(np.float16).astype(np.float32)
+    return values.astype(np.float16).astype(np.float32)
 
 
 def _fit(form: BlockForm, weights: Floats, importance: Floats) -> tuple[Floats, Floats]:

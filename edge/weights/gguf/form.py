@@ -109,6 +109,14 @@ def _opened(files: Sequence[GgufFile]) -> CheckpointForm:
     parts = _parts(model.architecture, spec, shapes, tensors, source)
     known = {parts[name].tensor if name in parts else name for name in shapes}
     known |= _unused(spec, tensor_name)
+    if scales := sorted(
+        each for each in tensors if each.endswith((".scale", ".input_scale")) and each not in known
+    ):
+        raise CheckpointError(
+            f"{source}: {scales[0]} is the scale of a whole tensor, beside blocks of NVFP4, which "
+            "is not read from GGUF files",
+            remedy="take the folder that the file was made of, or a file of another type",
+        )
     if unknown := unknown_tensors(tensors, known, spec.num_layers):
         raise CheckpointError(
             f"{source}: tensor {unknown[0]} has no place in a model of family {spec.family}, so "

@@ -1,1 +1,1 @@
-"""Folders that other programs quantised: GPTQ, AWQ, compressed-tensors, MLX, FP8, MXFP4, NVFP4."""
+"""Quantised folders: GPTQ, AWQ, compressed-tensors, MLX, FP8, MXFP4, NVFP4, and our own blocks."""

@@ -55,7 +55,10 @@ _NOT_READ = {
 }
 _READING_VERSION = "1"
 """Part of fingerprints. Raise it when the same files give other numbers."""
-_MARKS = (BLOCKS, ".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales")
+_MARKS = (
+    *(BLOCKS, ".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".scales"),
+    ".weight_shape",
+)
 
 
 def with_quantization(

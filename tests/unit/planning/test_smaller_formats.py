@@ -32,14 +32,15 @@ def said(checkpoint: Checkpoint, memory_bytes: int) -> str:
     return nothing_fits(raised.value, checkpoint, cluster, OPTIONS, sizes)
 
 
-def least_bytes(checkpoint: Checkpoint, dtype: Dtype) -> int:
+def least_bytes(checkpoint: Checkpoint, dtype: Dtype, block_size: int | None = None) -> int:
     """Of memory with which there is a plan."""
     low, high = 0, 1 << 30
+    options = replace(OPTIONS, dtype=dtype, block_size=block_size)
     sizes = LoadSizes.of(OPTIONS, checkpoint.spec)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            choose_plan(checkpoint, device_of(middle), replace(OPTIONS, dtype=dtype), sizes)
+            choose_plan(checkpoint, device_of(middle), options, sizes)
             high = middle
         except partition.CapacityError:
             low = middle
@@ -57,4 +58,6 @@ def test_a_format_that_loses_much_is_the_last_remedy_and_says_so() -> None:
         assert "With int2, which makes answers much worse, it would fit." in said(
             checkpoint, needed["int2"]
         )
-        assert "No smaller dtype would be enough" in said(checkpoint, needed["int2"] - 1)
+        least = least_bytes(checkpoint, "int2", 128)
+        assert least < needed["int2"]
+        assert "No smaller dtype would be enough" in said(checkpoint, least - 1)

@@ -153,6 +153,7 @@ def test_a_file_without_a_tokenizer(path: Path) -> None:
         ("token_embd.weight", (289, 8), r"token_embd\.weight has shape \[289, 8\]"),
         ("rope_freqs.weight", (2, 2), "not one number for each frequency; download"),
         ("rope_freqs.weight", (3,), "factors must be 2 positive numbers"),
+        ("output.scale", (1,), "output.scale is the scale of a whole tensor, .* not read"),
         ("blk.0.attn_sinks.weight", (2,), r"attn_sinks\.weight has no place in a model of family"),
     ],
 )

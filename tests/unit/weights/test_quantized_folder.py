@@ -20,9 +20,10 @@ from edge.kernels.matmul_blocks.reference import FORMS, dequantize
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, quantize, unpack
 from edge.models.parts import MatrixSlice
 from edge.models.spec import tensor_shapes
-from edge.offload import SafetensorsFile, SafetensorsWriter
+from edge.offload import MemoryStore, SafetensorsFile, SafetensorsWriter
 from edge.weights.block_matrices import Blocks
 from edge.weights.block_rounding import BlockRounding
+from edge.weights.calibrated import rounded_matrix
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.encoding import Encoding
 from edge.weights.file_blocks import FileBlocks
@@ -577,3 +578,18 @@ def test_blocks_of_a_later_version_and_of_no_numbers(source: Checkpoint, tmp_pat
     config.write_text(json.dumps(said))
     with pytest.raises(CheckpointError, match="version 2 of their layout, and version 1 is read"):
         Checkpoint.open(tmp_path / "out").close()
+    del said["quantization_config"]
+    config.write_text(json.dumps(said))
+    with pytest.raises(CheckpointError, match=r"weight_shape .* no quantization_config"):
+        Checkpoint.open(tmp_path / "out").close()
+
+
+def test_weights_past_float16_are_refused(tmp_path: Path) -> None:
+    """Before a folder is written that nobody can load."""
+    large = np.full((2, 32), 1e9, np.float32)
+    large[0, 0] = -1e9
+    checkpoint: Any = SimpleNamespace(tensor_name=str, store=MemoryStore({"head": large}))
+    statistics: Any = SimpleNamespace(grams=lambda _role: [np.eye(32, dtype=np.float32)])
+    for name in WHOLE_NUMBERS:
+        with pytest.raises(CheckpointError, match=f"too large for blocks of {name}"):
+            rounded_matrix(checkpoint, statistics, "head", FileBlocks(name), lambda _count: None)
