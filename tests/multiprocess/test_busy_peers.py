@@ -130,7 +130,7 @@ def test_an_answer_moves_away_from_a_busy_device(
                     assert layers_by_name(model) == before
                     return
                 (move,) = model.recoveries
-                assert move.reason.startswith(f"{slowed} is busy (")
+                assert f"{slowed} is busy (" in move.reason  # others may be, too, on a busy machine
                 assert "x slower): null-" in move.reason
                 assert "takes layers" in move.reason
                 assert "tok/s predicted instead of" in move.reason
