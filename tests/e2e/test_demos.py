@@ -36,7 +36,7 @@ SHOWN = {
     "uneven": "the same as from one peer alone",
     "mixed": "the same as from one peer alone",
     "bigger": "the same as with the whole model in memory",
-    "survive": "44 tokens, the same as without the loss",
+    "survive": "300 tokens, the same as without the loss",
     "page": "read all of them right",
     "voice": "400 results in order, the same as without the loss",
     "branches": "the same as on one device",
