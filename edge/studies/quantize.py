@@ -188,7 +188,8 @@ def _round(task: _Rounding, place: PartialFolder, file: Path, tell: OnProgress) 
         checkpoint = stack.enter_context(opening)
         statistics = stack.enter_context(InputStatistics(file, spec))
         packed, begun = task.packed, place.begun()
-        if task.is_packed_for_peers and begun.get("made_by") == task.made_by:
+        same = {"made_by": dict(task.made_by), "checkpoint": checkpoint.store.fingerprint}
+        if task.is_packed_for_peers and all(begun.get(key) == value for key, value in same.items()):
             packed = begun.get("packed") is True
         kinds = _usual_kinds(checkpoint, packed)
         if task.bits is not None:
