@@ -8,7 +8,7 @@ that a table of measured ones can take the place of the defaults.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,9 +22,6 @@ SMALLEST_DOT = 16
 """tl.dot takes no side smaller than this."""
 
 _PROCESSORS_UNKNOWN = 1
-_PROGRAMS_PER_PROCESSOR = 2
-_MOST_SPLITS = 16
-_GEMV_OUTPUTS, _FEWEST_GEMV_OUTPUTS = 8, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,71 +38,6 @@ class Launch:
             "num_stages": self.num_stages,
             "enable_fp_fusion": True,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GemvTiles:
-    """A program of a product with few rows: its outputs, and the inputs it takes at a time."""
-
-    outputs: int = 8
-    inputs: int = 512
-    launch: Launch = field(default_factory=Launch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GemmTiles:
-    """A program of a product: rows and outputs of its tile, inputs at a time.
-
-    splits: parts that the inputs are divided in, each a program of its own.
-    """
-
-    rows: int = 64
-    outputs: int = 64
-    inputs: int = 64
-    splits: int = 1
-    launch: Launch = field(default_factory=Launch)
-
-
-def gemv_tiles(outputs: int, *, inputs: int, processors: int) -> GemvTiles:
-    """Tiles of 8 outputs and the usual `inputs` at a time, or narrower and longer ones.
-
-    Each processor should have two programs, so that one loads while the other adds. Keys and values
-    of grouped heads are products of 1024 outputs and less: too few for 132 processors, enough for
-    the 30 of a small card. What a program loads at a time stays the same, and with it the loads in
-    flight, which is what reading at the full rate of the memory takes.
-    """
-    each = _GEMV_OUTPUTS
-    while each > _FEWEST_GEMV_OUTPUTS and (
-        triton.cdiv(outputs, each) < _PROGRAMS_PER_PROCESSOR * processors
-    ):
-        each //= 2
-    return GemvTiles(outputs=each, inputs=inputs * _GEMV_OUTPUTS // each)
-
-
-def gemm_tiles(
-    rows: int, outputs: int, inputs: int, *, element_bytes: int, processors: int
-) -> GemmTiles:
-    """Tiles that keep the processors busy, and read the weight as seldom as they can.
-
-    Up to 64 rows the weight is read once and its inputs are divided; beyond, large square tiles
-    do more products for each element read. Float32 has no tensor cores here, and its tiles must
-    fit into the 99 KiB of shared memory that small GPUs have: they stay small.
-    """
-    if element_bytes > 2:
-        tile_rows, tile_outputs, tile_inputs = padded(min(rows, 64), at_least=SMALLEST_DOT), 64, 32
-        launch = Launch(num_warps=4, num_stages=2)
-    elif rows <= 64:
-        tile_rows, tile_outputs, tile_inputs = padded(rows, at_least=SMALLEST_DOT), 64, 128
-        launch = Launch(num_warps=4, num_stages=3)
-    else:
-        tile_rows, tile_outputs, tile_inputs = 128, 128, 64
-        launch = Launch(num_warps=8, num_stages=3)
-    tiles = triton.cdiv(rows, tile_rows) * triton.cdiv(outputs, tile_outputs)
-    most = max(1, min(_MOST_SPLITS, inputs // (4 * tile_inputs)))
-    splits = max(1, min(_PROGRAMS_PER_PROCESSOR * processors // max(1, tiles), most))
-    return GemmTiles(
-        rows=tile_rows, outputs=tile_outputs, inputs=tile_inputs, splits=splits, launch=launch
-    )
 
 
 def row_launch(block: int) -> Launch:

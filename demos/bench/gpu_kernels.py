@@ -71,12 +71,15 @@ def packed_products(copy_rate: float) -> Iterator[Metric]:
     """One row against the copy; more rows against the one."""
     import torch
 
+    from edge.kernels.matmul_nbits.gpu_layout import WORDS, num_tiles
     from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
     for outputs, inputs in ((4096, 14336), (8192, 28672)):
         weight = PackedWeight(
             words=torch.randint(
-                -(2**31), 2**31 - 1, (outputs, inputs // 8), dtype=torch.int32, device=DEVICE
+                *(-(2**31), 2**31 - 1, (num_tiles(inputs, 4), outputs, WORDS)),
+                dtype=torch.int32,
+                device=DEVICE,
             ),
             scales=torch.full((inputs // GROUP_SIZE, outputs), 0.01, device=DEVICE),
             bits=4,

@@ -17,8 +17,9 @@ from edge.demos.bench.gpu_kernels import DEVICE, bfloat16, make_cache, times_ms
 from edge.weights.formats import KV_DTYPES
 
 if TYPE_CHECKING:
-    from edge.backends.triton.tuning import AttentionShape, ProductShape, Tiles
+    from edge.backends.triton.tuning import AttentionShape, ProductShape
     from edge.kernels.attention.triton import AttentionTiles
+    from edge.kernels.matmul_nbits.triton import ProductTiles
     from edge.models.spec import ModelSpec
     from edge.weights.formats import WeightFormat
 
@@ -28,51 +29,35 @@ KEYS = 8192
 """That attention is measured over."""
 
 
-def candidates(shape: ProductShape) -> Iterator[Tiles]:
-    from edge.kernels.matmul.triton import FEW_ROWS
-    from edge.kernels.triton_launch import GemmTiles, GemvTiles, Launch, gemm_tiles
+def candidates(shape: ProductShape) -> Iterator[ProductTiles]:
+    from edge.kernels.matmul_nbits.triton import ProductTiles
+    from edge.kernels.triton_launch import SMALLEST_DOT, Launch, padded
 
-    if shape.rows <= FEW_ROWS:
-        for outputs, inputs, warps in product((2, 4, 8, 16), (512, 1024, 2048), (2, 4, 8)):
-            yield GemvTiles(outputs=outputs, inputs=inputs, launch=Launch(num_warps=warps))
-        return
-    usual = gemm_tiles(shape.rows, shape.outputs, shape.inputs, element_bytes=2, processors=132)
-    for outputs, inputs, splits, warps in product((32, 64, 128), (64, 128), (1, 2, 4, 8), (4, 8)):
-        yield GemmTiles(
-            rows=usual.rows,
-            outputs=outputs,
-            inputs=inputs,
-            splits=splits,
-            launch=Launch(num_warps=warps, num_stages=3),
-        )
+    rows = {8, SMALLEST_DOT} if shape.rows == 1 else {padded(shape.rows)}
+    options = product(sorted(rows), (64, 128), (2, 4, 8), (2, 3, 4), (1, 2, 4, 8, 16))
+    for each, outputs, warps, stages, splits in options:
+        launch = Launch(num_warps=warps, num_stages=stages)
+        yield ProductTiles(rows=each, outputs=outputs, splits=splits, launch=launch)
 
 
-def fastest(shape: ProductShape, block_size: int) -> tuple[Tiles | None, float]:
+def fastest(shape: ProductShape, block_size: int) -> tuple[ProductTiles | None, float]:
     """As `fastest_of`."""
     import torch
 
-    from edge.kernels.matmul.triton import matmul
+    from edge.kernels.matmul_nbits.gpu_layout import WORDS, num_tiles
     from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
     x = bfloat16(shape.rows, shape.inputs)
-    weight: PackedWeight | torch.Tensor = bfloat16(shape.outputs, shape.inputs)
-    if shape.bits is not None:
-        blocks = -(-shape.inputs // block_size)
-        words = blocks * block_size * shape.bits // 32
-        weight = PackedWeight(
-            words=torch.zeros((shape.outputs, words), dtype=torch.int32, device=DEVICE),
-            scales=torch.ones((blocks, shape.outputs), dtype=torch.float16, device=DEVICE),
-            bits=shape.bits,
-            block_size=block_size,
-            columns=shape.inputs,
-        )
-
-    def call(tiles: Tiles | None) -> object:
-        if isinstance(weight, PackedWeight):
-            return matmul_nbits(x, weight, tiles=tiles)
-        return matmul(x, weight, tiles=tiles)
-
-    return fastest_of(candidates(shape), call)
+    blocks = -(-shape.inputs // block_size)
+    words = (num_tiles(blocks * block_size, shape.bits), shape.outputs, WORDS)
+    weight = PackedWeight(
+        words=torch.zeros(words, dtype=torch.int32, device=DEVICE),
+        scales=torch.ones((blocks, shape.outputs), dtype=torch.float16, device=DEVICE),
+        bits=shape.bits,
+        block_size=block_size,
+        columns=shape.inputs,
+    )
+    return fastest_of(candidates(shape), lambda tiles: matmul_nbits(x, weight, tiles=tiles))
 
 
 def attention_candidates(shape: AttentionShape) -> Iterator[AttentionTiles]:
@@ -145,6 +130,7 @@ def shapes(spec: ModelSpec, chosen: WeightFormat) -> list[ProductShape]:
     return [
         ProductShape(bits=kind.bits, rows=rows, outputs=outputs, inputs=inputs)
         for kind, (outputs, inputs), rows in product(chosen.recipe.kinds, sorted(sides), ROWS)
+        if kind.bits is not None
     ]
 
 
@@ -184,7 +170,7 @@ def gpu_tuning(model: Path, dtype: str, block_size: int, kv_dtype: str) -> None:
 
     with Checkpoint.open(model) as checkpoint:
         spec = checkpoint.spec
-    products: dict[ProductShape, Tiles] = {}
+    products: dict[ProductShape, ProductTiles] = {}
     for shape in shapes(spec, weight_format(spec, dtype, block_size)):
         tiles, gain = fastest(shape, block_size)
         _show(shape, gain)

@@ -12,8 +12,7 @@ are added in the order of its experts, so they do not depend on timing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -22,24 +21,19 @@ from torch import Tensor
 
 from edge.kernels.activation.triton import sigmoid
 from edge.kernels.experts.reference import BEST_OF_GROUP, Routing
-from edge.kernels.matmul.triton import FEW_ROWS
-from edge.kernels.matmul_nbits.gpu_layout import BITS_PER_WORD
 from edge.kernels.matmul_nbits.triton import (
     PackedWeight,
+    ProductTiles,
     Weight,
-    each_code,
-    load_codes,
-    load_scales,
+    add_products,
+    inputs_of,
+    is_whole,
+    product_tiles,
 )
 from edge.kernels.triton_launch import (
     FLOATS,
-    GemmTiles,
-    GemvTiles,
     Launch,
     check,
-    gemm_tiles,
-    gemv_tiles,
-    num_processors,
     output,
     padded,
     row_launch,
@@ -48,6 +42,11 @@ from edge.kernels.triton_launch import (
 _SORTED_AT_ONCE = 1 << 14
 """Numbers of a program that counts: uses times experts."""
 
+FEW_ROWS = 4
+"""Up to here each use is a product by itself: few of them share an expert."""
+
+_FLOAT_BITS = 32
+_FLOATS_AT_ONCE = tl.constexpr(32)
 _MIX_BLOCK = 1024
 _ALIGNMENT = tl.constexpr(16)
 """Bytes; what a GPU's memory is given in is a multiple."""
@@ -210,142 +209,63 @@ def _array(table, array: tl.constexpr, expert, num_experts, like):
 
 
 @triton.jit
-def _inputs(order, k, num_inputs, padding, has_order: tl.constexpr):
-    """Which of a row's numbers columns are multiplied by, and whether there is one."""
-    inside = k < num_inputs
-    if has_order:
-        k = tl.load(order + k, mask=inside, other=0)
-    k -= padding
-    return k, inside & (k >= 0)
-
-
-@triton.jit
-def _use_kernel(
-    x, chosen, table, words, scales, zero_points, offsets, order, bias, out,
-    num_experts, of_row, num_outputs, num_inputs, num_words, padding, out_stride, bias_stride,
+def _expert_kernel(
+    x, chosen, uses, tiles, table, words, scales, zero_points, offsets, order, bias, out,
+    num_experts, of_row, num_outputs, num_inputs, num_tiles, padding, out_stride, bias_stride,
     bits: tl.constexpr, block_size: tl.constexpr, has_zeros: tl.constexpr,
     has_offsets: tl.constexpr, has_order: tl.constexpr, biased: tl.constexpr,
-    block_outputs: tl.constexpr, block_words: tl.constexpr,
+    is_sorted: tl.constexpr, is_whole: tl.constexpr,
+    block_outputs: tl.constexpr, block_rows: tl.constexpr,
 ):  # fmt: skip
-    """One use, times `block_outputs` rows of its expert's weight. Floats are words of one."""
-    per_word: tl.constexpr = 32 // bits
-    use = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
-    n_inside = n < num_outputs
-    expert = tl.load(chosen + use).to(tl.int64)
-    if expert >= 0:
-        own_words = _array(table, 0, expert, num_experts, words)
-        own_scales = _array(table, 1, expert, num_experts, scales)
-        own_zeros = _array(table, 2, expert, num_experts, zero_points)
-        own_offsets = _array(table, 3, expert, num_experts, offsets)
-        own_order = _array(table, 4, expert, num_experts, order)
-        row = x + use // of_row * (num_inputs - padding)
-        sums = tl.zeros((block_outputs, block_words), dtype=tl.float32)
-        for first in range(0, num_words, block_words):
-            word = first + tl.arange(0, block_words)
-            inside = n_inside[:, None] & (word < num_words)[None, :]
-            k = first * per_word + tl.arange(0, block_words * per_word)
-            source, has_input = _inputs(own_order, k, num_inputs, padding, has_order)
-            a = tl.load(row + source, mask=has_input, other=0.0).to(tl.float32)
-            if bits == 32:
-                place = n.to(tl.int64)[:, None] * num_inputs + word[None, :]
-                sums += (
-                    tl.load(own_words + place, mask=inside, other=0.0).to(tl.float32) * a[None, :]
-                )
-            else:
-                codes = load_codes(
-                    own_words, n, word, inside, num_words, bits, block_outputs, block_words
-                )
-                scale, zero = load_scales(
-                    own_scales, own_zeros, n, word, inside, num_outputs, bits, block_size, has_zeros
-                )
-                value = codes - each_code(zero, bits, block_outputs, block_words)
-                products = tl.reshape(value * a[None, :], (block_outputs, block_words, per_word))
-                sums += scale * tl.sum(products, axis=2)
-                if has_offsets:
-                    offset = _offsets(
-                        own_offsets, n, word, inside, num_inputs, per_word, block_size
-                    )
-                    of_word = tl.sum(tl.reshape(a, (block_words, per_word)), axis=1)
-                    sums += offset * of_word[None, :]
-        result = tl.sum(sums, axis=1)
-        if biased:
-            result += tl.load(bias + expert * bias_stride + n, mask=n_inside, other=0.0).to(
-                tl.float32
-            )
-        tl.store(out + use * out_stride + n, result.to(out.dtype.element_ty), mask=n_inside)
+    """One tile of uses of one expert, or one use, times `block_outputs` rows of its weight.
 
-
-@triton.jit
-def _offsets(
-    offsets, n, word, inside, num_inputs, per_word: tl.constexpr, block_size: tl.constexpr
-):
-    """[outputs, words]: what is added to all that the codes of a word stand for."""
-    blocks = (num_inputs + block_size - 1) // block_size
-    place = n.to(tl.int64)[:, None] * blocks + (word * per_word // block_size)[None, :]
-    return tl.load(offsets + place, mask=inside, other=0.0)
-
-
-@triton.jit
-def _tile_kernel(
-    x, uses, tiles, table, words, scales, zero_points, offsets, order, bias, out,
-    num_experts, of_row, num_outputs, num_inputs, num_words, padding, out_stride, bias_stride,
-    bits: tl.constexpr, block_size: tl.constexpr, has_zeros: tl.constexpr,
-    has_offsets: tl.constexpr, has_order: tl.constexpr, biased: tl.constexpr,
-    block_rows: tl.constexpr, block_outputs: tl.constexpr, block_words: tl.constexpr,
-):  # fmt: skip
-    """One tile of uses of one expert, times `block_outputs` rows of its weight."""
-    per_word: tl.constexpr = 32 // bits
+    Floats have 32 bits.
+    """
     tile = tl.program_id(0)
-    expert = tl.load(tiles + tile).to(tl.int64)
+    expert = tl.load((tiles if is_sorted else chosen) + tile).to(tl.int64)
     if expert >= 0:
-        most_tiles = tl.num_programs(0)
-        begin = tl.load(tiles + most_tiles + tile)
-        at = begin + tl.arange(0, block_rows)
-        m_inside = at < tl.load(tiles + 2 * most_tiles + tile)
-        use = tl.load(uses + at, mask=m_inside, other=0).to(tl.int64)
+        at = tl.arange(0, block_rows)
+        if is_sorted:
+            most_tiles = tl.num_programs(0)
+            at += tl.load(tiles + most_tiles + tile)
+            row_inside = at < tl.load(tiles + 2 * most_tiles + tile)
+            use = tl.load(uses + at, mask=row_inside, other=0).to(tl.int64)
+        else:
+            row_inside = at < 1
+            use = (at * 0 + tile).to(tl.int64)
         n = tl.program_id(1) * block_outputs + tl.arange(0, block_outputs)
         n_inside = n < num_outputs
+        own = tl.minimum(n, num_outputs - 1)
         own_words = _array(table, 0, expert, num_experts, words)
-        own_scales = _array(table, 1, expert, num_experts, scales)
-        own_zeros = _array(table, 2, expert, num_experts, zero_points)
-        own_offsets = _array(table, 3, expert, num_experts, offsets)
-        own_order = _array(table, 4, expert, num_experts, order)
         rows = x + use // of_row * (num_inputs - padding)
-        sums = tl.zeros((block_rows, block_outputs), dtype=tl.float32)
-        for first in range(0, num_words, block_words):
-            word = first + tl.arange(0, block_words)
-            inside = n_inside[:, None] & (word < num_words)[None, :]
-            if bits == 32:
-                place = n.to(tl.int64)[:, None] * num_inputs + word[None, :]
-                w = tl.load(own_words + place, mask=inside, other=0.0)
-            else:
-                codes = load_codes(
-                    own_words, n, word, inside, num_words, bits, block_outputs, block_words
-                )
-                scale, zero = load_scales(
-                    own_scales, own_zeros, n, word, inside, num_outputs, bits, block_size, has_zeros
-                )
-                w = codes - each_code(zero, bits, block_outputs, block_words)
-                w *= each_code(scale, bits, block_outputs, block_words)
-                if has_offsets:
-                    offset = _offsets(
-                        own_offsets, n, word, inside, num_inputs, per_word, block_size
-                    )
-                    w += each_code(offset, bits, block_outputs, block_words)
-            k = first * per_word + tl.arange(0, block_words * per_word)
-            source, has_input = _inputs(own_order, k, num_inputs, padding, has_order)
-            a = tl.load(
-                rows[:, None] + source[None, :],
-                mask=m_inside[:, None] & has_input[None, :], other=0.0,
+        sums = tl.zeros((block_outputs, block_rows), dtype=tl.float32)
+        if bits == 32:
+            for first in range(0, num_inputs, _FLOATS_AT_ONCE):
+                k = first + tl.arange(0, _FLOATS_AT_ONCE)
+                place = own.to(tl.int64)[:, None] * num_inputs + k[None, :]
+                w = tl.load(own_words + place, mask=(k < num_inputs)[None, :], other=0.0)
+                source, inside = inputs_of(order, k, num_inputs, padding, False)
+                a = tl.load(
+                    rows[None, :] + source[:, None],
+                    mask=inside[:, None] & row_inside[None, :], other=0.0,
+                )  # fmt: skip
+                sums = tl.dot(w.to(a.dtype), a, sums, input_precision="ieee")
+        else:
+            sums = add_products(
+                sums, rows, row_inside, _array(table, 4, expert, num_experts, order), own_words,
+                _array(table, 1, expert, num_experts, scales),
+                _array(table, 2, expert, num_experts, zero_points),
+                _array(table, 3, expert, num_experts, offsets),
+                own, 0, num_tiles, num_outputs, num_inputs, padding,
+                bits, block_size, has_zeros, has_offsets, has_order, is_whole,
+                block_outputs, block_rows,
             )  # fmt: skip
-            sums = tl.dot(a, tl.trans(w.to(a.dtype)), sums, input_precision="ieee")
         if biased:
-            own = bias + expert * bias_stride + n
-            sums += tl.load(own, mask=n_inside, other=0.0).to(tl.float32)[None, :]
+            given = tl.load(bias + expert * bias_stride + n, mask=n_inside, other=0.0)
+            sums += given.to(tl.float32)[:, None]
         tl.store(
-            out + use[:, None] * out_stride + n[None, :], sums.to(out.dtype.element_ty),
-            mask=m_inside[:, None] & n_inside[None, :],
+            out + use[None, :] * out_stride + n[:, None], sums.to(out.dtype.element_ty),
+            mask=row_inside[None, :] & n_inside[:, None],
         )  # fmt: skip
 
 
@@ -431,21 +351,11 @@ def sort_uses(chosen: Tensor, *, num_experts: int, rows: int) -> SortedUses:
     return SortedUses(uses=uses, tiles=tiles, rows=rows)
 
 
-Tiles: TypeAlias = GemvTiles | GemmTiles
-
-
-def product_tiles(rows: int, stack: ExpertStack, *, top_k: int, element_bytes: int) -> Tiles:
-    """The kind of kernel for a step of `rows` rows, and the usual sizes of its programs."""
-    device = stack.table.device
-    processors = num_processors(device)
-    if rows <= FEW_ROWS:
-        each = 1024 if stack.packed is not None else 512
-        return gemv_tiles(stack.outputs * max(1, rows * top_k), inputs=each, processors=processors)
-    mean = triton.cdiv(rows * top_k, stack.num_experts)
-    tiles = gemm_tiles(
-        mean, stack.outputs, stack.inputs, element_bytes=element_bytes, processors=processors
-    )
-    return replace(tiles, splits=1)
+def expert_tiles(rows: int, stack: ExpertStack, *, top_k: int) -> ProductTiles:
+    """The usual sizes of programs for a step of `rows` rows: of one use each, or of several."""
+    mean = 1 if rows <= FEW_ROWS else triton.cdiv(rows * top_k, stack.num_experts)
+    bits = _FLOAT_BITS if stack.packed is None else stack.packed.bits
+    return product_tiles(mean, stack.outputs, 1, bits=bits, processors=1)
 
 
 def expert_product(
@@ -454,7 +364,7 @@ def expert_product(
     chosen: Tensor,
     bias: Tensor | None = None,
     *,
-    tiles: Tiles,
+    tiles: ProductTiles,
     sorted_uses: SortedUses | None = None,
     padding: int = 0,
     is_part: bool = False,
@@ -465,8 +375,8 @@ def expert_product(
 
     padding: columns of the weight before x's first. is_part: some uses are −1, of experts that are
     elsewhere, and what they give here is 0. sorted_uses: for tiles of several uses, whose
-    rows are those of it. `out` may be columns of something wider, and so may `bias`. Raises
-    ValueError.
+    rows are those of it; without them each use is a product by itself. `out` may be columns of
+    something wider, and so may `bias`. Raises ValueError.
     """
     check("x", x, dtypes=FLOATS, shape=(None, stack.inputs - padding), like=stack.table)
     check("chosen", chosen, dtypes=(torch.int32,), shape=(None, None), like=x)
@@ -484,30 +394,24 @@ def expert_product(
     if is_part:
         out.zero_()
     packed, first = stack.packed, stack.first
-    bits = BITS_PER_WORD if packed is None else packed.bits
-    num_words = stack.inputs if packed is None else packed.words.shape[1]
-    block_words = tiles.inputs * bits // BITS_PER_WORD
-    arguments = (
-        stack.table, *stack.arrays, x if bias is None else bias, out, stack.num_experts,
-        uses // x.shape[0], stack.outputs, stack.inputs, num_words, padding, out.stride(0),
-        0 if bias is None else bias.stride(0),
-    )  # fmt: skip
-    named = {
-        "bits": bits, "block_size": 1 if packed is None else packed.block_size,
-        "has_zeros": packed is not None and packed.zero_points is not None,
-        "has_offsets": first.offsets is not None, "has_order": first.order is not None,
-        "biased": bias is not None, "block_outputs": tiles.outputs, "block_words": block_words,
+    sorted_of, num_programs = chosen, uses
+    if sorted_uses is not None:
+        sorted_of, num_programs = sorted_uses.uses, sorted_uses.tiles.shape[1]
+    _expert_kernel[num_programs, triton.cdiv(stack.outputs, tiles.outputs)](
+        x, chosen, sorted_of, chosen if sorted_uses is None else sorted_uses.tiles, stack.table,
+        *stack.arrays, x if bias is None else bias, out, stack.num_experts,
+        uses // x.shape[0], stack.outputs, stack.inputs, 0 if packed is None else len(packed.words),
+        padding, out.stride(0), 0 if bias is None else bias.stride(0),
+        bits=_FLOAT_BITS if packed is None else packed.bits,
+        block_size=1 if packed is None else packed.block_size,
+        has_zeros=packed is not None and packed.zero_points is not None,
+        has_offsets=first.offsets is not None, has_order=first.order is not None,
+        biased=bias is not None, is_sorted=sorted_uses is not None,
+        is_whole=packed is not None and not padding and first.order is None and is_whole(packed),
+        block_outputs=tiles.outputs,
+        block_rows=tiles.rows if sorted_uses is None else sorted_uses.rows,
         **tiles.launch.options(),
-    }  # fmt: skip
-    columns = triton.cdiv(stack.outputs, tiles.outputs)
-    if isinstance(tiles, GemvTiles):
-        _use_kernel[(uses, columns)](x, chosen, *arguments, **named)
-        return out
-    if sorted_uses is None:
-        raise ValueError("tiles of several uses want them sorted")
-    _tile_kernel[(sorted_uses.tiles.shape[1], columns)](
-        x, sorted_uses.uses, sorted_uses.tiles, *arguments, block_rows=sorted_uses.rows, **named
-    )
+    )  # fmt: skip
     return out
 
 

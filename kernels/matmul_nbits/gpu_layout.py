@@ -1,74 +1,52 @@
-"""A `QuantizedMatrix` as GPU kernels read it: whole words of codes, scales next to each other.
+"""Codes in the order in which GPU kernels unpack them, for whole tiles of their tensor cores.
 
-Words are uint32 [rows, words], the codes of one output in the order of its inputs, the first in the
-lowest bits: one 16-byte load brings 32 codes of 4 bits and all that is needed to place them. That
-is what the file holds, seen as words, so nothing is copied. Scales and zero points are turned to
-[blocks, rows]: a tile of outputs then reads them next to each other. Many rows and few read the
-same arrays.
+A tile is 16 words of 32 bits for each output, which lie together for all outputs: words int32
+[tiles, outputs, 16]. It holds 16 / bits groups of 32 inputs. The codes of a group lie at one place
+of both halves of a word: those of inputs 2i and 2i + 1 in the low and the high half of word i. One
+shift and one mask then take two codes as they are, and those of a thread are what its part of a
+matrix product wants: nothing passes through shared memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edge.kernels.matmul_nbits.reference import QuantizedMatrix
-
-BITS_PER_WORD = 32
-
-_HALF_ROUNDING = 2.0**-11
-"""Relative; scales that lose more than this as float16 are refused."""
+WORDS = 16
+"""Words of an output in a tile."""
+GROUP = 2 * WORDS
+"""Inputs of a group."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GpuMatrix:
-    """words uint32 [rows, words]; scales float32 or float16, zero_points uint8 [blocks, rows]."""
-
-    words: NDArray[np.uint32]
-    scales: NDArray[np.floating]
-    zero_points: NDArray[np.uint8] | None
-    bits: int
-    block_size: int
-    columns: int
+def tile_inputs(bits: int) -> int:
+    """Inputs of a tile: 256, 128 or 64."""
+    return GROUP * (16 // bits)
 
 
-def gpu_layout(
-    matrix: QuantizedMatrix,
-    *,
-    zero_points: NDArray[np.uint8] | None = None,
-    half_scales: bool = False,
-) -> GpuMatrix:
-    """zero_points uint8 [rows, blocks]. half_scales makes them float16: with blocks of 32 that
-    takes half a bit from each weight.
+def num_tiles(columns: int, bits: int) -> int:
+    return -(-columns // tile_inputs(bits))
 
-    Raises ValueError for zero points of another shape, and for scales that float16 cannot hold.
+
+def arranged(codes: Tensor, bits: int) -> Tensor:
+    """codes uint8 [rows, blocks, bytes] of a `QuantizedMatrix` → int32 [tiles, rows, 16].
+
+    On the device of `codes`. Zeros fill the last tile.
     """
-    rows, blocks = matrix.scales.shape
-    if zero_points is not None and (
-        zero_points.shape != (rows, blocks) or zero_points.dtype != np.uint8
-    ):
-        raise ValueError(
-            f"zero points are {zero_points.dtype} {list(zero_points.shape)}, not uint8 "
-            f"{[rows, blocks]}"
-        )
-    scales = _halved(matrix.scales) if half_scales else matrix.scales
-    codes = np.ascontiguousarray(matrix.codes).reshape(rows, -1)
-    return GpuMatrix(
-        words=codes.view("<u4"),
-        scales=np.ascontiguousarray(scales.T),
-        zero_points=None if zero_points is None else np.ascontiguousarray(zero_points.T),
-        bits=matrix.bits,
-        block_size=matrix.block_size,
-        columns=matrix.columns,
-    )
-
-
-def _halved(scales: NDArray[np.float32]) -> NDArray[np.float16]:
-    with np.errstate(over="ignore"):
-        halved = scales.astype(np.float16)
-    lost = np.abs(halved.astype(np.float32) - scales)
-    if not (lost <= _HALF_ROUNDING * np.abs(scales)).all():
-        raise ValueError("some scales are too large or too small for float16; keep them float32")
-    return halved
+    rows = codes.shape[0]
+    flat = codes.reshape(rows, -1)
+    per_tile = WORDS * 4
+    flat = pad(flat, (0, -flat.shape[1] % per_tile)).view(rows, -1, per_tile)
+    if bits == 8:
+        pairs = flat.view(rows, -1, 2, WORDS, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+    else:
+        if bits == 2:  # a byte holds two pairs
+            flat = torch.stack((flat & 15, flat >> 4), dim=-1)
+        pairs = flat.view(rows, -1, 16 // bits, WORDS)
+        first, second = pairs & ((1 << bits) - 1), pairs >> bits
+    words = torch.zeros(rows, flat.shape[1], WORDS, dtype=torch.int32, device=codes.device)
+    for group in range(16 // bits):
+        for half, of_half in enumerate((first, second)):
+            words |= of_half[:, :, group].to(torch.int32) << (16 * half + bits * group)
+    return words.transpose(0, 1).contiguous()

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.matmul import reference as matmul_reference
-from edge.kernels.matmul_nbits.gpu_layout import gpu_layout
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix, dequantize
 from tests.support.triton_face import TOLERANCES, array, tensor
 
@@ -38,14 +37,17 @@ def packed_weight(
     matrix: QuantizedMatrix, zeros: NDArray[np.uint8] | None, *, half_scales: bool = False
 ) -> Any:
     """On the device, each array between poison."""
+    import torch
+
+    from edge.kernels.matmul_nbits.gpu_layout import arranged
     from edge.kernels.matmul_nbits.triton import PackedWeight
 
-    layout = gpu_layout(matrix, zero_points=zeros, half_scales=half_scales)
+    scales = matrix.scales.T.astype(np.float16 if half_scales else np.float32)
     return PackedWeight(
-        words=tensor(layout.words.view("int32")),
-        scales=tensor(layout.scales),
-        zero_points=None if layout.zero_points is None else tensor(layout.zero_points),
-        bits=layout.bits, block_size=layout.block_size, columns=layout.columns,
+        words=tensor(arranged(torch.from_numpy(matrix.codes), matrix.bits).numpy()),
+        scales=tensor(scales),
+        zero_points=None if zeros is None else tensor(zeros.T),
+        bits=matrix.bits, block_size=matrix.block_size, columns=matrix.columns,
     )  # fmt: skip
 
 

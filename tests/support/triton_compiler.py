@@ -21,10 +21,11 @@ from edge.kernels.attention.triton import AttentionTiles, attention
 from edge.kernels.embedding.triton import embedding
 from edge.kernels.experts.reference import Routing
 from edge.kernels.experts.triton import (
+    FEW_ROWS,
     ExpertStack,
     expert_product,
+    expert_tiles,
     mix,
-    product_tiles,
     route,
     sort_uses,
 )
@@ -35,14 +36,19 @@ from edge.kernels.latent_attention.reference import LatentForm
 from edge.kernels.latent_attention.triton import latent_attention, store_rows
 from edge.kernels.layer_norm.triton import add_layer_norm
 from edge.kernels.linear_attention.triton import linear_attention
-from edge.kernels.matmul.triton import matmul
-from edge.kernels.matmul_nbits.triton import PackedWeight, Weight, matmul_nbits
+from edge.kernels.matmul_nbits.gpu_layout import num_tiles
+from edge.kernels.matmul_nbits.triton import (
+    PackedWeight,
+    ProductTiles,
+    Weight,
+    matmul_nbits,
+    unpacked,
+)
 from edge.kernels.rms_norm.triton import add_rms_norm
 from edge.kernels.rope.triton import rope_store
 from edge.kernels.sampling.triton import top_k
 from edge.kernels.short_convolution.triton import short_convolution
 from edge.kernels.token_inputs.triton import token_inputs
-from edge.kernels.triton_launch import GemmTiles
 
 HEADS, KV_HEADS, HEAD_SIZE, HIDDEN = 8, 2, 128, 1024
 EXPERTS, TOP_K = 8, 4
@@ -190,20 +196,19 @@ def launch_latent_attention(*, queries: int, splits: int) -> None:
 
 
 def launch_products(*, rows: tuple[int, ...], bits: int) -> None:
-    """In blocks of 32 with zero points, or of 128; and one whose inputs are divided."""
-    weight = torch.zeros(HIDDEN, HIDDEN, dtype=torch.bfloat16)
+    """In blocks of 32 with zero points, or of 128; whole, with divided inputs, and unpacked."""
     block_size = 128 if bits == 8 else 32
     scales = torch.zeros(HIDDEN // block_size, HIDDEN)
     packed = PackedWeight(
-        words=torch.zeros(HIDDEN, HIDDEN * bits // 32, dtype=torch.int32), scales=scales,
+        words=torch.zeros(num_tiles(HIDDEN, bits), HIDDEN, 16, dtype=torch.int32), scales=scales,
         zero_points=None if bits == 8 else scales.to(torch.uint8),
         bits=bits, block_size=block_size, columns=HIDDEN,
     )  # fmt: skip
     for count in rows:
         x = torch.zeros(count, HIDDEN, dtype=torch.bfloat16)
-        matmul(x, weight, torch.zeros(HIDDEN))
-        matmul_nbits(x, packed)
-    matmul(weight[:16], weight, tiles=GemmTiles(rows=16, splits=2))
+        matmul_nbits(x, packed, torch.zeros(HIDDEN))
+        matmul_nbits(x, packed, tiles=ProductTiles(rows=max(8, min(count, 64)), splits=2))
+    unpacked(packed, range(64), torch.bfloat16)
 
 
 def launch_routing() -> None:
@@ -230,8 +235,8 @@ def launch_experts(*, rows: tuple[int, ...], bits: int | None) -> None:
         block_size = 128 if bits == 8 else 32
         scales = torch.zeros(HIDDEN // block_size, HIDDEN, dtype=torch.float16)
         matrix = PackedWeight(
-            words=torch.zeros(HIDDEN, HIDDEN * bits // 32, dtype=torch.int32), scales=scales,
-            zero_points=None if bits == 8 else scales.to(torch.uint8),
+            words=torch.zeros(num_tiles(HIDDEN, bits), HIDDEN, 16, dtype=torch.int32),
+            zero_points=None if bits == 8 else scales.to(torch.uint8), scales=scales,
             bits=bits, block_size=block_size, columns=HIDDEN,
         )  # fmt: skip
         if bits == 4:
@@ -241,9 +246,9 @@ def launch_experts(*, rows: tuple[int, ...], bits: int | None) -> None:
     for count in rows:
         x = torch.zeros(count, HIDDEN, dtype=torch.bfloat16)
         chosen = torch.zeros(count, TOP_K, dtype=torch.int32)
-        tiles = product_tiles(count, stack, top_k=TOP_K, element_bytes=x.element_size())
+        tiles = expert_tiles(count, stack, top_k=TOP_K)
         found = None
-        if isinstance(tiles, GemmTiles):
+        if count > FEW_ROWS:
             found = sort_uses(chosen, num_experts=EXPERTS, rows=tiles.rows)
         bias = torch.zeros(EXPERTS, HIDDEN)
         expert_product(x, stack, chosen, bias, tiles=tiles, sorted_uses=found)

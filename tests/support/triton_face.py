@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.kernels.cases import Case
+from edge.kernels.triton_interpreter import interpret_bfloat16
 from tests.support import quick_interpreter
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def device() -> str:
     """Where the kernels run; asked for before the first of them is imported."""
     if os.environ["TRITON_INTERPRET"] != "1":
         return "cuda"
-    _give_the_interpreter_bfloat16()
+    interpret_bfloat16()
     quick_interpreter.install()
     return "cpu"
 
@@ -122,33 +123,6 @@ def assert_computed(
     assert face(*inputs, *weights, **case.options, out=out) is out
     assert_close(out, expected, dtype, tolerance=tolerance)
     assert_only_inside_written(out)
-
-
-def _give_the_interpreter_bfloat16() -> None:
-    """Make it compute as a GPU does.
-
-    Triton 3.6 to 3.9 interpret tl.dot of bfloat16 as a product of the integers with their bits,
-    and cut off what float32 has beyond bfloat16 instead of rounding it.
-    """
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    interpreted_dot, interpreted_cast = InterpreterBuilder.create_dot, InterpreterBuilder.cast_impl
-
-    def create_dot(self: Any, a: Any, b: Any, *others: Any) -> Any:
-        wide = [
-            self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)
-        ]
-        return interpreted_dot(self, *wide, *others)
-
-    def cast_impl(self: Any, source: Any, kind: Any) -> Any:
-        if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
-            bits = source.data.astype(ml_dtypes.bfloat16).view(np.uint16)
-            return TensorHandle(bits, tl.bfloat16)
-        return interpreted_cast(self, source, kind)
-
-    InterpreterBuilder.create_dot = create_dot
-    InterpreterBuilder.cast_impl = cast_impl
 
 
 def _poison(source: Tensor) -> int:

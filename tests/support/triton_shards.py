@@ -142,6 +142,8 @@ def triton_plan(
 
 def most_layer_bytes(layout: ShardLayout, chosen: WeightFormat) -> int:
     """Of a layer's matrices as they lie in memory, every array in whole blocks."""
+    from edge.kernels.matmul_nbits.gpu_layout import num_tiles
+
     sizes: dict[str, int] = {}
     for matrix in chosen.recipe.all_stored(layout.matrices):
         rows, kind, columns = len(matrix.rows), matrix.kind, len(matrix.part.columns)
@@ -150,7 +152,7 @@ def most_layer_bytes(layout: ShardLayout, chosen: WeightFormat) -> int:
         else:
             start = matrix.part.columns.start % kind.column_multiple
             blocks = -(-(start + columns) // kind.column_multiple)
-            codes = rows * blocks * kind.column_multiple * kind.bits // 8
+            codes = 64 * rows * num_tiles(blocks * kind.column_multiple, kind.bits)
             arrays = [codes, 4 * rows * blocks, rows * blocks * kind.zero_points]
         if matrix.name != "head":
             layer = ".".join(matrix.name.split(".")[:2])

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edge.kernels.triton_interpreter import interpret_bfloat16
 from edge.offload import Copier, Mark, Memory, MemoryCopier, Unpin, unpinned
 
 _MAX_SHAPES = 32
@@ -49,6 +50,8 @@ class Device:
 
     def __init__(self) -> None:
         self.is_gpu = not is_interpreted()
+        if not self.is_gpu:
+            interpret_bfloat16()
         self.torch = torch.device("cuda", 0) if self.is_gpu else torch.device("cpu")
         self.name = (
             torch.cuda.get_device_name(self.torch) if self.is_gpu else "CPU, Triton interpreted"

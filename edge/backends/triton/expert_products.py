@@ -11,15 +11,14 @@ from torch import Tensor
 from edge.backends.shard_arrays import ShardArrays
 from edge.backends.triton.tuning import InterpretedTiles, ProductShape, Tuning
 from edge.kernels.experts.triton import (
+    FEW_ROWS,
     ExpertStack,
     SortedUses,
-    Tiles,
     expert_product,
-    product_tiles,
+    expert_tiles,
     sort_uses,
 )
-from edge.kernels.matmul_nbits.triton import PackedWeight, Weight
-from edge.kernels.triton_launch import GemmTiles
+from edge.kernels.matmul_nbits.triton import PackedWeight, ProductTiles, Weight
 from edge.weights.recipe import StoredMatrix
 
 
@@ -55,12 +54,12 @@ class ExpertProducts:
         if weight is not None:
             self._stacks = tuple(stack_of(list(map(weight, run))) for run in self.runs)
 
-    def sort(self, chosen: Tensor, *, element_bytes: int) -> SortedUses | None:
+    def sort(self, chosen: Tensor) -> SortedUses | None:
         """Uses sorted by expert, for all products with the same experts; None for few rows."""
-        stack = self._stacks[0]
-        tiles = self._tiles(self.runs[0][0], stack, chosen, element_bytes)
-        if not isinstance(tiles, GemmTiles):
+        if chosen.shape[0] <= FEW_ROWS:
             return None
+        stack = self._stacks[0]
+        tiles = self._tiles(self.runs[0][0], stack, chosen)
         return sort_uses(chosen, num_experts=stack.num_experts, rows=tiles.rows)
 
     def __call__(
@@ -84,7 +83,7 @@ class ExpertProducts:
                 stack,
                 chosen,
                 None if self.biases is None else self.biases[:, part],
-                tiles=self._tiles(stored, stack, chosen, x.element_size()),
+                tiles=self._tiles(stored, stack, chosen),
                 sorted_uses=sorted_uses,
                 padding=stored.padding,
                 is_part=is_part,
@@ -92,17 +91,15 @@ class ExpertProducts:
             )
         return out
 
-    def _tiles(
-        self, stored: StoredMatrix, stack: ExpertStack, chosen: Tensor, element_bytes: int
-    ) -> Tiles:
+    def _tiles(self, stored: StoredMatrix, stack: ExpertStack, chosen: Tensor) -> ProductTiles:
         """Tiles for these products. Measured tiles are for products with one matrix only."""
         rows, top_k = chosen.shape
         if isinstance(self._tuning, InterpretedTiles):
             bits, outputs, inputs = stored.kind.bits, stack.outputs, stack.inputs
             return self._tuning.product(
-                ProductShape(bits=bits, rows=rows, outputs=outputs, inputs=inputs)
+                ProductShape(bits=bits or 32, rows=rows, outputs=outputs, inputs=inputs)
             )
-        return product_tiles(rows, stack, top_k=top_k, element_bytes=element_bytes)
+        return expert_tiles(rows, stack, top_k=top_k)
 
 
 def stack_of(weights: Sequence[Weight]) -> ExpertStack:

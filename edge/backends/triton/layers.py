@@ -101,7 +101,7 @@ class ShardOperators:
         self._arrays = arrays
         self._device = device
         self._tuning = open_tuning(device, activations)
-        self.half_scales = activations != torch.float32
+        self._is_half = activations != torch.float32
         self._products: list[Product | ExpertProducts] = []
         self._streamed = streamed
         layout = self.layout
@@ -281,7 +281,7 @@ class ShardOperators:
         return self._read(matrix) if self._streamed is None else self._streamed.weight(matrix)
 
     def _read(self, matrix: StoredMatrix) -> Weight:
-        return read_weight(self._arrays, matrix, self._device, half_scales=self.half_scales)
+        return read_weight(self._arrays, matrix, self._device, is_half=self._is_half)
 
     def _product(self, name: str, weight: Callable[[StoredMatrix], Weight]) -> Product:
         return Product(self._arrays, name, weight, self._device, self._tuning)

@@ -44,7 +44,7 @@ def load(
     cache = BlockCache(layout, limits, device, bits=bits, dtype=activations)
 
     def open_streamed() -> StreamedLayers:
-        return StreamedLayers(arrays, weights, device, half_scales=activations != torch.float32)
+        return StreamedLayers(arrays, weights, device, is_half=activations != torch.float32)
 
     streamed: StreamedLayers | None = None
     if layout.streamed_layers:

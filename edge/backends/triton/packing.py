@@ -14,14 +14,15 @@ from torch import Tensor
 
 from edge.backends.interface import ShardWeights
 from edge.backends.shard_arrays import ShardArrays
-from edge.backends.triton.weights import gpu_arrays, placed
+from edge.backends.triton.device import Device
+from edge.backends.triton.weights import from_device, gpu_arrays, placed
 from edge.errors import RequestError
 from edge.kernels.matmul_nbits.triton import Weight
 from edge.models.experts import expert_number
 from edge.offload import PIECE_BYTES, CachedShard, ExtentSpan, TensorEntry, padded
 from edge.weights.recipe import StoredMatrix
 
-_VERSION = 1
+_VERSION = 2
 """Raised when the file's contents change."""
 
 _TORCH_DTYPES = {
@@ -74,7 +75,7 @@ class LayerRun:
 
 
 def open_packed(
-    arrays: ShardArrays, weights: ShardWeights, *, half_scales: bool
+    arrays: ShardArrays, weights: ShardWeights, device: Device, *, is_half: bool
 ) -> tuple[str, CachedShard]:
     """The cache key and the file of all layers' runs, which is made if it is missing.
 
@@ -83,7 +84,7 @@ def open_packed(
     cache = weights.packed
     if cache is None:
         raise RequestError("there is no folder to keep packed weights in")
-    key = f"triton {_VERSION} {half_scales} {weights.manifest.digest}"
+    key = f"triton {_VERSION} {is_half} {weights.manifest.digest}"
     found = cache.get(key)
     if found is not None:
         return key, found
@@ -92,11 +93,12 @@ def open_packed(
         for matrix in arrays.format.recipe.all_stored(arrays.layout.matrices):
             layer = _layer_of(matrix.name)
             if layer is not None:
-                # One kernel takes all experts of a layer, so their scales must have one type.
-                half = half_scales and expert_number(matrix.name) is None
-                laid_out = gpu_arrays(arrays, matrix, half_scales=half)
+                laid_out = gpu_arrays(arrays, matrix, device, is_half=is_half)
+                if expert_number(matrix.name) is not None and "scales" in laid_out:
+                    # One kernel takes all experts of a layer, so their scales must have one type.
+                    laid_out["scales"] = laid_out["scales"].float()
                 for name, array in laid_out.items():
-                    writer.add(f"{layer}/{matrix.name}/{name}", array)
+                    writer.add(f"{layer}/{matrix.name}/{name}", from_device(array))
         return key, writer.finish()
 
 

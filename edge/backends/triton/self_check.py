@@ -301,7 +301,7 @@ class _Check:
         biases = None if products.biases is None else _array(products.biases)
         x = self.inputs(len(chosen) * per_row, len(products.runs[0][0].part.columns))
         given, sent = self.tensor(x), self.wide(chosen)
-        found = products(given, sent, products.sort(sent, element_bytes=given.element_size()))
+        found = products(given, sent, products.sort(sent))
         expected = []
         for use, number in enumerate(chosen.reshape(-1).tolist()):
             row = x[use * len(x) // chosen.size][None]

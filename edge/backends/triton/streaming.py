@@ -42,12 +42,12 @@ class StreamedLayers:
     """
 
     def __init__(
-        self, arrays: ShardArrays, weights: ShardWeights, device: Device, *, half_scales: bool
+        self, arrays: ShardArrays, weights: ShardWeights, device: Device, *, is_half: bool
     ) -> None:
         """Pack layers that are not packed yet. Takes no device memory."""
         self._device = device
         self._host_bytes = weights.host_bytes
-        self._key, self._packed = open_packed(arrays, weights, half_scales=half_scales)
+        self._key, self._packed = open_packed(arrays, weights, device, is_half=is_half)
         self._cache = weights.packed
         self._runs = layer_runs(self._packed)
         self._layers = tuple(self._runs)

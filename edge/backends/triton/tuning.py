@@ -21,40 +21,38 @@ from edge.backends.triton.device import Device
 from edge.host.atomic_files import write_whole
 from edge.host.cache_paths import cache_root
 from edge.kernels.attention.triton import AttentionTiles
-from edge.kernels.matmul.triton import FEW_ROWS
-from edge.kernels.triton_launch import SMALLEST_DOT, GemmTiles, GemvTiles, Launch, padded
+from edge.kernels.matmul_nbits.triton import ProductTiles
+from edge.kernels.triton_launch import SMALLEST_DOT, Launch, padded
 from edge.offload import parse_json, read_file
 
-Tiles = GemvTiles | GemmTiles
-
-ROWS = (1, 2, 4, 16, 64, 256)
-"""Rows of a table's entries. An entry serves up to so many rows, and the last one all others."""
+ROWS = (1, 8, 16, 32, 64)
+"""Rows of a table's entries. An entry serves up to so many rows; more have none."""
 
 QUERIES = (1, 16, 256)
-"""The same for the queries of a sequence."""
+"""The same for the queries of a sequence; the last entry serves more, too."""
 
 _SHIPPED = Path(__file__).parent / "tables"
 _MOST_BYTES = 1 << 20
 _LARGEST = 4096
 """Largest side of a tile, and largest other number of a table."""
 
-_INTERPRETED_OUTPUTS, _INTERPRETED_INPUTS = 256, 512
+_INTERPRETED_OUTPUTS = 256
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductShape:
-    """A product in a table. bits: of a code; None for floats."""
+    """A product with a packed weight in a table. bits: of a code."""
 
-    bits: int | None
+    bits: int
     rows: int
     outputs: int
     inputs: int
 
     def rounded(self) -> ProductShape:
         """The shape with the rows of its table entry."""
-        return replace(self, rows=_rounded(self.rows, ROWS))
+        return replace(self, rows=next((each for each in ROWS if self.rows <= each), self.rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +76,10 @@ class AttentionShape:
 class TuningTable:
     """Measured tiles by rounded shape."""
 
-    products: Mapping[ProductShape, Tiles] = field(default_factory=dict)
+    products: Mapping[ProductShape, ProductTiles] = field(default_factory=dict)
     attentions: Mapping[AttentionShape, AttentionTiles] = field(default_factory=dict)
 
-    def product(self, shape: ProductShape) -> Tiles | None:
+    def product(self, shape: ProductShape) -> ProductTiles | None:
         return self.products.get(shape.rounded())
 
     def attention(self, shape: AttentionShape) -> AttentionTiles | None:
@@ -117,12 +115,9 @@ class TuningTable:
 class InterpretedTiles:
     """Tiles for few, large programs, because an interpreted one costs milliseconds at any size."""
 
-    def product(self, shape: ProductShape) -> Tiles:
+    def product(self, shape: ProductShape) -> ProductTiles:
         outputs = min(_INTERPRETED_OUTPUTS, padded(shape.outputs, at_least=SMALLEST_DOT))
-        if shape.rows <= FEW_ROWS:
-            return GemvTiles(outputs=outputs, inputs=_INTERPRETED_INPUTS)
-        rows = min(256, padded(shape.rows, at_least=SMALLEST_DOT))
-        return GemmTiles(rows=rows, outputs=outputs, inputs=_INTERPRETED_INPUTS)
+        return ProductTiles(outputs=outputs, rows=min(256, padded(shape.rows)))
 
     def attention(self, shape: AttentionShape) -> AttentionTiles | None:
         return None
@@ -170,10 +165,8 @@ def _rounded(count: int, known: Sequence[int]) -> int:
     return next((each for each in known if count <= each), known[-1])
 
 
-def _product_entry(shape: ProductShape, tiles: Tiles) -> dict[str, Any]:
-    sizes = {"outputs": tiles.outputs, "inputs": tiles.inputs}
-    if isinstance(tiles, GemmTiles):
-        sizes |= {"rows": tiles.rows, "splits": tiles.splits}
+def _product_entry(shape: ProductShape, tiles: ProductTiles) -> dict[str, Any]:
+    sizes = {"outputs": tiles.outputs, "rows": tiles.rows, "splits": tiles.splits}
     return {
         "product": [shape.bits, shape.rows, shape.outputs, shape.inputs],
         "tiles": {**sizes, **asdict(tiles.launch)},
@@ -188,14 +181,13 @@ def _attention_entry(shape: AttentionShape, tiles: AttentionTiles) -> dict[str, 
     }
 
 
-def _product(entry: Any) -> tuple[ProductShape, Tiles]:
+def _product(entry: Any) -> tuple[ProductShape, ProductTiles]:
     bits, rows, outputs, inputs = entry["product"]
-    if bits not in (None, 2, 4, 8) or rows not in ROWS:
+    if bits not in (2, 4, 8) or rows not in ROWS:
         raise ValueError(f"a tuning table has a product of {bits} bits and {rows} rows")
     shape = ProductShape(bits=bits, rows=rows, outputs=_size(outputs), inputs=_size(inputs))
     tiles, launch = _tiles(entry)
-    kind = GemvTiles if rows <= FEW_ROWS else GemmTiles
-    return shape, kind(**tiles, launch=launch)
+    return shape, ProductTiles(**tiles, launch=launch)
 
 
 def _attention(entry: Any) -> tuple[AttentionShape, AttentionTiles]:

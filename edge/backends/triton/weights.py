@@ -16,11 +16,14 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.observation import Grams
 from edge.backends.triton.tuning import ProductShape, Tuning
 from edge.kernels.matmul.triton import matmul
-from edge.kernels.matmul_nbits.gpu_layout import gpu_layout
+from edge.kernels.matmul_nbits.gpu_layout import arranged
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.kernels.matmul_nbits.triton import PackedWeight, Weight, matmul_nbits
 from edge.weights.block_matrices import Blocks
 from edge.weights.recipe import StoredMatrix
+
+_HALF_ROUNDING = 2.0**-11
+"""Relative; a scale that loses more than this as float16 is too small or too large for it."""
 
 
 class Product:
@@ -73,19 +76,15 @@ class Product:
         stored = self.stored[number]
         if stored.padding:
             x = torch.nn.functional.pad(x, (stored.padding, 0))
-        shape = ProductShape(
-            bits=stored.kind.bits, rows=x.shape[0], outputs=len(stored.rows), inputs=x.shape[1]
-        )
-        weight, bias, tiles = (
-            self._weights[number],
-            self._biases[number],
-            self._tuning.product(shape),
-        )
+        weight, bias = self._weights[number], self._biases[number]
         if weight.order is not None:
             x = x[:, weight.order]
         if not isinstance(weight.matrix, PackedWeight):
-            return matmul(x, weight.matrix, bias, out=out, tiles=tiles)
-        out = matmul_nbits(x, weight.matrix, bias, out=out, tiles=tiles)
+            return matmul(x, weight.matrix, bias, out=out)
+        shape = ProductShape(
+            bits=weight.matrix.bits, rows=x.shape[0], outputs=len(stored.rows), inputs=x.shape[1]
+        )
+        out = matmul_nbits(x, weight.matrix, bias, out=out, tiles=self._tuning.product(shape))
         if weight.offsets is None:
             return out
         size = weight.matrix.block_size
@@ -95,36 +94,41 @@ class Product:
 
 
 def read_weight(
-    arrays: ShardArrays, stored: StoredMatrix, device: Device, *, half_scales: bool
+    arrays: ShardArrays, stored: StoredMatrix, device: Device, *, is_half: bool
 ) -> Weight:
-    """A matrix of the shard's file, in its own device memory."""
-    laid_out = gpu_arrays(arrays, stored, half_scales=half_scales)
-    return placed(stored, lambda array: to_device(laid_out[array], device))
+    """A matrix of the shard's file, in its own device memory. is_half: see `gpu_arrays`."""
+    return placed(stored, gpu_arrays(arrays, stored, device, is_half=is_half).__getitem__)
 
 
 def gpu_arrays(
-    arrays: ShardArrays, stored: StoredMatrix, *, half_scales: bool
-) -> dict[str, NDArray[Any]]:
-    """The arrays that the kernels read, by name.
+    arrays: ShardArrays, stored: StoredMatrix, device: Device, *, is_half: bool
+) -> dict[str, Tensor]:
+    """The arrays that the kernels read, by name, on the device.
 
-    half_scales: store scales as float16 if they fit, which makes int4 a fifth smaller.
+    is_half: inputs of products are bfloat16. Then so are weights that are floats, and scales are
+    float16 where they fit, which makes int4 in blocks of 32 a fifth smaller.
     """
     matrix = arrays.matrix(stored)
     if not isinstance(matrix, QuantizedMatrix):
-        return {"weight": matrix}
+        weight = to_device(matrix, device)
+        return {"weight": weight.bfloat16() if is_half else weight}
+    scales = torch.from_numpy(matrix.scales).to(device.torch).t().contiguous()
     zeros = matrix.zero_points
-    try:
-        found = gpu_layout(matrix, zero_points=zeros, half_scales=half_scales)
-    except ValueError:  # some scale is too large or too small for float16
-        found = gpu_layout(matrix, zero_points=zeros)
     named = {
-        "words": found.words.view(np.int32),
-        "scales": found.scales,
-        "zero_points": found.zero_points,
-        "offsets": matrix.offsets,
-        "order": matrix.order,
+        "words": arranged(torch.from_numpy(matrix.codes).to(device.torch), matrix.bits),
+        "scales": _halved(scales) if is_half else scales,
+        "zero_points": None if zeros is None else to_device(np.ascontiguousarray(zeros.T), device),
+        "offsets": None if matrix.offsets is None else to_device(matrix.offsets, device),
+        "order": None if matrix.order is None else to_device(matrix.order, device),
     }
     return {name: array for name, array in named.items() if array is not None}
+
+
+def _halved(scales: Tensor) -> Tensor:
+    """As float16, unless one of them is too large or too small for it."""
+    halved = scales.half()
+    is_lost = (halved.float() - scales).abs() > _HALF_ROUNDING * scales.abs()
+    return scales if bool(is_lost.any()) or not bool(halved.isfinite().all()) else halved
 
 
 def placed(stored: StoredMatrix, tensor: Callable[[str], Tensor]) -> Weight:
@@ -152,3 +156,11 @@ def to_device(array: NDArray[Any], device: Device) -> Tensor:
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16)).to(device.torch).view(torch.bfloat16)
     return torch.from_numpy(array).to(device.torch)
+
+
+def from_device(tensor: Tensor) -> NDArray[Any]:
+    """A copy in main memory, whatever its type."""
+    if tensor.dtype == torch.bfloat16:
+        return from_device(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+    found: NDArray[Any] = tensor.cpu().numpy()
+    return found

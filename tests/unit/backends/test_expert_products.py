@@ -20,12 +20,11 @@ def test_scales_are_float32_where_some_expert_needs_that() -> None:
     ]
     from edge.backends.triton.expert_products import stack_of
     from edge.kernels.experts.triton import expert_product
-    from edge.kernels.matmul_nbits.triton import Weight
-    from edge.kernels.triton_launch import GemvTiles
+    from edge.kernels.matmul_nbits.triton import ProductTiles, Weight
 
     stack = stack_of([Weight(matrix=each) for each in packed])
     x, chosen = normal(3, 1, 40), tensor(np.asarray([[1, 0]], np.int32))
-    found = array(expert_product(tensor(x), stack, chosen, tiles=GemvTiles()))
+    found = array(expert_product(tensor(x), stack, chosen, tiles=ProductTiles()))
     for row, number in zip(found, (1, 0), strict=True):
         expected = (x @ dequantize(matrices[number]).T)[0]
         assert np.abs(row - expected).max() <= 2e-3 * np.abs(expected).max()

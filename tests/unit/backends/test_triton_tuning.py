@@ -27,26 +27,27 @@ def test_what_is_kept_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
         open_tuning,
     )
     from edge.kernels.attention.triton import AttentionTiles
-    from edge.kernels.triton_launch import GemmTiles, GemvTiles, Launch
+    from edge.kernels.matmul_nbits.triton import ProductTiles
+    from edge.kernels.triton_launch import Launch
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     few = ProductShape(bits=4, rows=1, outputs=4096, inputs=14336)
-    many = ProductShape(bits=None, rows=64, outputs=512, inputs=4096)
-    gemv = GemvTiles(outputs=4, inputs=2048, launch=Launch(num_warps=8))
-    gemm = GemmTiles(rows=64, outputs=32, inputs=128, splits=3, launch=Launch(num_stages=5))
-    path = keep_tuning(GPU, TuningTable(products={few: gemv}))
-    assert keep_tuning(GPU, TuningTable(products={many: gemm})) == path
+    many = ProductShape(bits=8, rows=64, outputs=512, inputs=4096)
+    of_few = ProductTiles(outputs=64, rows=8, launch=Launch(num_warps=8))
+    of_many = ProductTiles(outputs=32, rows=64, splits=3, launch=Launch(num_stages=5))
+    path = keep_tuning(GPU, TuningTable(products={few: of_few}))
+    assert keep_tuning(GPU, TuningTable(products={many: of_many})) == path
     prompt = AttentionShape(bits=8, queries=256, group=4, head_size=128)
     tiles = AttentionTiles(rows=128, keys=32, launch=Launch(num_warps=8))
     keep_tuning(GPU, TuningTable(attentions={prompt: tiles}))
     assert path == tmp_path / "tuning" / "nvidia-h200-test.json"
 
     found = open_tuning(GPU, torch.bfloat16)
-    assert found.product(few) == gemv
-    for rows in (17, 64):
-        assert found.product(ProductShape(bits=None, rows=rows, outputs=512, inputs=4096)) == gemm
-    for rows in (16, 65, 1000):
-        other = ProductShape(bits=None, rows=rows, outputs=512, inputs=4096)
+    assert found.product(few) == of_few
+    for rows in (33, 64):
+        assert found.product(ProductShape(bits=8, rows=rows, outputs=512, inputs=4096)) == of_many
+    for rows in (32, 65, 1000):
+        other = ProductShape(bits=8, rows=rows, outputs=512, inputs=4096)
         assert found.product(other) is None
     for queries in (17, 256, 4096):
         longer = AttentionShape(bits=8, queries=queries, group=4, head_size=128)
@@ -59,7 +60,7 @@ def test_what_is_kept_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    tiles = {"outputs": 8, "inputs": 512, "num_warps": 4, "num_stages": 2}
+    tiles = {"outputs": 64, "rows": 16, "splits": 1, "num_warps": 4, "num_stages": 2}
     return {"product": [4, 1, 10, 10], "tiles": {**tiles, **changes}}
 
 
@@ -84,11 +85,10 @@ def attention_entry(queries: int = 1, **changes: int) -> dict[str, Any]:
         json.dumps([attention_entry(keys=8)]),
         json.dumps([attention_entry(splits=2)]),
         '[{"product": [4, 3, 10, 10], "tiles": {}}]',
-        json.dumps([entry(inputs=500)]),
+        json.dumps([entry(rows=500)]),
         json.dumps([entry(outputs=-8)]),
         json.dumps([entry(outputs=1 << 20)]),
         json.dumps([entry(num_warps="4")]),
-        json.dumps([entry(rows=16)]),
         json.dumps([entry(surprise=1)]),
         " " * (1 << 21),
         '[{"product": [4, 1, 64, 64], "tiles": []}]',
@@ -116,9 +116,9 @@ def test_sound_entries_are_taken() -> None:
     assert device() == "cpu"
     from edge.backends.triton.tuning import AttentionShape, ProductShape, TuningTable
     from edge.kernels.attention.triton import AttentionTiles
-    from edge.kernels.triton_launch import GemvTiles
+    from edge.kernels.matmul_nbits.triton import ProductTiles
 
     table = TuningTable.from_json(json.dumps([entry(), attention_entry()]))
     shape = AttentionShape(bits=4, queries=1, group=4, head_size=64)
     assert table.attention(shape) == AttentionTiles(rows=16)
-    assert table.product(ProductShape(bits=4, rows=1, outputs=10, inputs=10)) == GemvTiles()
+    assert table.product(ProductShape(bits=4, rows=1, outputs=10, inputs=10)) == ProductTiles()

@@ -150,19 +150,15 @@ def multiplied(
     x: Any, stack: Any, chosen: Any, bias: Any, *, small: bool = True, **named: Any
 ) -> Any:
     """By the kernel for so many rows; small: several programs for each use, and steps in them."""
-    from edge.kernels.experts.triton import expert_product, product_tiles, sort_uses
-    from edge.kernels.triton_launch import GemmTiles, GemvTiles
+    from edge.kernels.experts.triton import FEW_ROWS, expert_product, expert_tiles, sort_uses
+    from edge.kernels.matmul_nbits.triton import ProductTiles
 
     rows, top_k = chosen.shape
-    tiles = product_tiles(rows, stack, top_k=top_k, element_bytes=4)
-    assert isinstance(tiles, GemvTiles if rows == FEW else GemmTiles)
+    tiles = expert_tiles(rows, stack, top_k=top_k)
     if small:
-        is_few = isinstance(tiles, GemvTiles)
-        tiles = (
-            GemvTiles(outputs=4, inputs=64) if is_few else GemmTiles(rows=4, outputs=16, inputs=64)
-        )
+        tiles = ProductTiles(rows=8 if rows <= FEW_ROWS else 4, outputs=16)
     found = None
-    if isinstance(tiles, GemmTiles):
+    if rows > FEW_ROWS:
         found = sort_uses(chosen, num_experts=stack.num_experts, rows=tiles.rows)
     return expert_product(x, stack, chosen, bias, tiles=tiles, sorted_uses=found, **named)
 
@@ -283,22 +279,19 @@ def test_what_does_not_fit_is_refused() -> None:
         sort_uses,
     )
     from edge.kernels.gated_mlp.triton import gated
-    from edge.kernels.matmul_nbits.triton import Weight
-    from edge.kernels.triton_launch import GemmTiles, GemvTiles
+    from edge.kernels.matmul_nbits.triton import ProductTiles, Weight
 
     one, other = (Weight(matrix=torch.zeros(3, columns)) for columns in (8, 7))
     with pytest.raises(ValueError, match="unlike matrices"):
         ExpertStack([one, other])
     stack, chosen = ExpertStack([one, one]), torch.zeros(2, 2, dtype=torch.int32)
-    few = GemvTiles(outputs=4, inputs=16)
+    few = ProductTiles(outputs=16)
     with pytest.raises(ValueError, match=r"x has the shape \[2, 7\], not \[any, 8\]"):
         expert_product(torch.zeros(2, 7), stack, chosen, tiles=few)
     with pytest.raises(ValueError, match=r"x has 3 rows, which is neither of \[2, 2\]"):
         expert_product(torch.zeros(3, 8), stack, chosen, tiles=few)
     with pytest.raises(ValueError, match=r"bias has the shape \[2, 2\], not \[2, 3\]"):
         expert_product(torch.zeros(2, 8), stack, chosen, torch.zeros(2, 2), tiles=few)
-    with pytest.raises(ValueError, match="want them sorted"):
-        expert_product(torch.zeros(2, 8), stack, chosen, tiles=GemmTiles())
     with pytest.raises(ValueError, match="logits of 5 experts, not of 6"):
         route(torch.zeros(2, 5), ROUTINGS["one"], num_experts=6)
     with pytest.raises(ValueError, match=r"gate has the shape \[1\], not \[2\]"):
