@@ -3,9 +3,11 @@
 A program has some columns of one value head's state in registers, and takes its sequence's tokens
 one after the other: each is a few products and sums of that tile, and nothing of the state goes to
 memory in between. So a token's result does not depend on where a prompt is cut, or on who else is
-in the step. A chunk of a prompt is as many steps as it has tokens, though, and keeps few programs
-busy: in the chunked form (Yang et al., Parallelizing Linear Transformers with the Delta Rule, 2024)
-what 64 tokens do to a state is written as products of matrices, which tensor cores compute.
+in the step. For that, nothing is fused but what says so: the compiler may hold the tile in two
+layouts at once, and would round each in its own way. A chunk of a prompt is as many steps as it has
+tokens, though, and keeps few programs busy: in the chunked form (Yang et al., Parallelizing Linear
+Transformers with the Delta Rule, 2024) what 64 tokens do to a state is written as products of
+matrices, which tensor cores compute.
 
 The convolution before it is that of `short_convolution`; the norm behind it needs all columns of a
 head, so it is a launch of its own. All in between is float32.
@@ -67,7 +69,7 @@ def _delta_kernel(
         learnt = _sigmoid(tl.load(gate_row + value_heads).to(tl.float32))
         state = state * tl.exp(-rate * softplus)
         new = (new - tl.sum(state * known[:, None], axis=0)) * learnt
-        state = state + known[:, None] * new[None, :]
+        state = tl.fma(known[:, None], new[None, :], state)
         found = tl.sum(state * query[:, None], axis=0)
         tl.store(out + (row * value_heads + head) * value_size + value, found, mask=is_value)
     tl.store(tile, state, mask=is_inside)
@@ -149,7 +151,7 @@ def linear_attention(
     heads = torch.empty(rows, values, dtype=torch.float32, device=mixed.device)
     keys = padded(key_size)
     block = min(padded(value_size), max(1, _TILE // keys))
-    options = Launch(num_stages=1).options()
+    options = {**Launch(num_stages=1).options(), "enable_fp_fusion": False}
     _delta_kernel[slots.shape[0], value_heads, triton.cdiv(value_size, block)](
         seen, gates, heads_states, decay_bias, decay_rate, slots, starts, heads, key_heads,
         value_heads, key_size**-0.5, LENGTH_EPSILON,

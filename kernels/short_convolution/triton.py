@@ -3,7 +3,8 @@
 What a token sees is the tokens before it of its own sequence, in the same step as far as they are
 there, else in the state: that holds what the convolution saw last. Where each sequence has one
 token, the program that has read the state shifts it; else that is a second launch, because others
-read it as well. The sum over the taps is the same in both, float32.
+read it as well. The sum over the taps is the same in both, float32: with products that are rounded
+before they are added, for of a fused pair it would matter which thread adds.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ def _run(
     taps = padded(width)
     block = min(padded(channels), max(1, min(_LARGEST_BLOCK, _TILE // taps)))
     blocks = triton.cdiv(channels, block)
-    options = Launch(num_warps=1, num_stages=1).options()
+    options = {**Launch(num_warps=1, num_stages=1).options(), "enable_fp_fusion": False}
     _convolution_kernel[rows, blocks](
         mixed, states, weights, weights if bias is None else bias, slots, sequences, starts, out,
         mixed.stride(0), channels, width, gated=gated, has_bias=bias is not None,
