@@ -23,7 +23,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.specs import plain_layer, spec_of
-from tests.support.triton_face import device
+from tests.support.triton_face import only_interpreted
 from tests.support.triton_shards import (
     TritonPlan,
     chunk,
@@ -115,7 +115,7 @@ def test_states_go_where_their_requests_go(
 
 def test_a_request_longer_than_memory_keeps_its_states(tmp_path: Path) -> None:
     """Bit for bit, although keys and values of its layers come and go."""
-    assert device() == "cpu", "interpreted"
+    only_interpreted()
     mixer = ShortConvolution(num_units=2, unit_channels=7, convolution=3, bias=False)
     plain = plain_layer()
     spec = spec_of([LayerSpec(mixer=mixer, feed_forward=plain.feed_forward), plain, plain, plain])

@@ -17,7 +17,7 @@ from edge.weights.layout import shard_layout
 from tests.support.moved_caches import Action, act, actions
 from tests.support.plans import make_plan
 from tests.support.specs import plain_spec
-from tests.support.triton_face import array, device
+from tests.support.triton_face import array, only_interpreted
 
 CONTEXT = 96
 NUM_KV_HEADS, HEAD_SIZE = 2, 4
@@ -34,7 +34,7 @@ class Shard:
     """Computes as a program does: finds a layer's old rows by its table, and adds new ones."""
 
     def __init__(self, num_layers: int, cached_tokens: int, disk_bytes: int) -> None:
-        assert device() == "cpu", "interpreted"
+        only_interpreted()
         import torch
 
         from edge.backends.triton.device import Device

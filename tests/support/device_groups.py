@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from edge.backends.device_sums import join
 from edge.transport import BackgroundWork, Collective
-from tests.support.triton_face import device
+from tests.support.triton_face import only_interpreted
 
 
 def joined(links: Collective) -> Collective:
     """What a shard of Triton's sums with; all ranks call this together."""
-    assert device() == "cpu", "interpreted"
+    only_interpreted()
     from edge.backends.triton.device import Device
     from edge.backends.triton.nccl import device_sums
 

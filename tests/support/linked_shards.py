@@ -43,7 +43,7 @@ from edge.weights.layout import ShardLayout
 from tests.support.formats import uniform_format
 from tests.support.specs import plain_spec
 from tests.support.transport_pairs import link_ends
-from tests.support.triton_face import device
+from tests.support.triton_face import only_interpreted
 
 VOCAB = 3000
 SPEC = plain_spec(
@@ -107,7 +107,7 @@ class MadeUpBackend(NullBackend):
 
     def __post_init__(self) -> None:
         if self.ranks:  # here, and not while others wait for a step: importing takes seconds
-            assert device() == "cpu", "interpreted"
+            only_interpreted()
             import edge.backends.triton.logits  # noqa: F401
 
     def load(

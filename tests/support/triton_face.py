@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from edge.kernels.cases import Case
@@ -42,6 +43,12 @@ def device() -> str:
     interpret_bfloat16()
     quick_interpreter.install()
     return "cpu"
+
+
+def only_interpreted() -> None:
+    """Ends a test of what is only there where kernels are interpreted; prepares the interpreter."""
+    if device() != "cpu":
+        pytest.skip("for interpreted kernels, and TRITON_INTERPRET=0 runs them on a GPU")
 
 
 def rounded(array: NDArray[np.float32], dtype: str) -> NDArray[np.float32]:

@@ -29,7 +29,7 @@ from edge.weights.layout import ShardLayout, shard_layout
 from edge.weights.matrix_kind import WeightSource
 from tests.support.plans import make_plan, streaming
 from tests.support.transport_pairs import group, on_every_rank
-from tests.support.triton_face import device
+from tests.support.triton_face import only_interpreted
 
 if TYPE_CHECKING:
     from tests.support.checkpoints import TinyCheckpoint
@@ -72,7 +72,7 @@ class TritonPlan:
 def without_self_check() -> Iterator[None]:
     """Loads of programs whose results are compared anyway: interpreted, the check of each load
     takes as long as the steps. tests/unit/backends/test_triton_self_check.py loads with it."""
-    assert device() == "cpu", "interpreted"
+    only_interpreted()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edge.backends.triton.loading.run_self_check", lambda *_, **__: None)
         yield
@@ -97,7 +97,7 @@ def triton_plan(
 
     streamed: layers of each shard, the last ones, that are not in its device's memory;
     host_layers: how many of them its host has room for. has_folder: for packed weights."""
-    assert device() == "cpu", "interpreted"
+    only_interpreted()
     import torch
 
     from edge.backends.triton.device import Device

@@ -29,7 +29,7 @@ from tests.support.formats import uniform_format
 from tests.support.halves import SPEC
 from tests.support.plans import make_plan
 from tests.support.specs import changed, few_random_bytes, plain_layer, shared_keys_spec, spec_of
-from tests.support.triton_face import device
+from tests.support.triton_face import only_interpreted
 
 ONE_LAYER = changed(SPEC, num_layers=1, windows=(None,))
 WITH_BIASES = spec_of(
@@ -90,7 +90,7 @@ def load(
     kv_dtype: Any = "float32",
     form: WeightFormat | None = None,
 ) -> None:
-    assert device() == "cpu"
+    only_interpreted()
     chosen = form or uniform_format(dtype)
     layout = shard_layout(spec, make_plan(spec, "solo", model="m"), stage=0, rank=0)
     with few_random_bytes(), written_weights(layout, chosen, folder) as weights:
@@ -202,7 +202,7 @@ def test_the_operator_that_is_wrong_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert device() == "cpu"
+    only_interpreted()
     module, _, name = face.rpartition(".")
     right = getattr(__import__(module, fromlist=[name]), name)
     monkeypatch.setattr(face, lambda *values, **named: breaks(right(*values, **named)))
@@ -217,7 +217,7 @@ def test_the_operator_that_is_wrong_is_named(
 def test_a_kernel_for_many_rows_is_checked_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert device() == "cpu"
+    only_interpreted()
     from edge.backends.triton import weights as triton_weights
     from edge.kernels.matmul_nbits.triton import matmul_nbits as right
 
@@ -233,7 +233,7 @@ def test_a_kernel_for_many_rows_is_checked_as_well(
 def test_experts_of_more_rows_are_checked_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert device() == "cpu"
+    only_interpreted()
     from edge.backends.triton import expert_products
     from edge.kernels.experts.triton import expert_product as right
 

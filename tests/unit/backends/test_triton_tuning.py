@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from edge.host.cache_paths import CACHE_VARIABLE
-from tests.support.triton_face import device
+from tests.support.triton_face import only_interpreted
 
 GPU: Any = SimpleNamespace(is_gpu=True, name="NVIDIA H200 (test)")
 
 
 def test_what_is_kept_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device() == "cpu"
+    only_interpreted()
     import torch
 
     from edge.backends.triton.tuning import (
@@ -97,7 +97,7 @@ def attention_entry(queries: int = 1, **changes: int) -> dict[str, Any]:
 def test_a_damaged_table_is_passed_over(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert device() == "cpu"
+    only_interpreted()
     import torch
 
     from edge.backends.triton.tuning import ProductShape, open_tuning
@@ -113,7 +113,7 @@ def test_a_damaged_table_is_passed_over(
 
 def test_sound_entries_are_taken() -> None:
     """Those that the damaged tables above were made from."""
-    assert device() == "cpu"
+    only_interpreted()
     from edge.backends.triton.tuning import AttentionShape, ProductShape, TuningTable
     from edge.kernels.attention.triton import AttentionTiles
     from edge.kernels.matmul_nbits.triton import ProductTiles

@@ -228,12 +228,10 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_a_call_without_queries_writes_nothing() -> None:
-    import torch
-
     from edge.kernels.attention.triton import attention
     from edge.kernels.kv_cache.gpu_cache import KvCache
 
-    stores = torch.zeros(1, 1, 8, 16)
+    stores = tensor(np.zeros((1, 1, 8, 16), np.float32))
     none: NDArray[Any] = np.zeros((0, 1, 16), np.float32)
     result = attention(
         tensor(none), KvCache(keys=stores, values=stores), max_queries=0,

@@ -21,6 +21,7 @@ from tests.support.triton_face import (
     array,
     assert_close,
     assert_only_inside_written,
+    device,
     is_untouched,
     output,
     rounded,
@@ -115,8 +116,9 @@ def test_stored_codes_are_those_of_the_formula(bits: int, head_size: int, group_
     qkv[1] = 0
     width = head_size if bits == 8 else head_size // 2
     dtype = torch.int8 if bits == 8 else torch.uint8
-    stores = [torch.zeros(1, 1, 3, width, dtype=dtype) for _ in range(2)]
-    scales = [torch.zeros(1, 1, 3, head_size // group_size) for _ in range(2)]
+    groups = head_size // group_size
+    stores = [torch.zeros(1, 1, 3, width, dtype=dtype, device=device()) for _ in range(2)]
+    scales = [torch.zeros(1, 1, 3, groups, device=device()) for _ in range(2)]
     cache = KvCache(keys=stores[0], values=stores[1], key_scales=scales[0], value_scales=scales[1])
     cos, sin = np.ones((3, 1), np.float32), np.zeros((3, 1), np.float32)
     rope_store(
