@@ -1,8 +1,11 @@
-"""What benches of a GPU share: whether there is one, and a made-up model on it."""
+"""What benches of a GPU share: whether there is one, times on it, and a made-up model."""
 
 from __future__ import annotations
 
 import importlib.util
+import math
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from edge.backends.interface import StageProgram
@@ -15,6 +18,17 @@ from edge.transport import SoloCollective
 NO_GPU = "not run: there is no CUDA device"
 GROUP_SIZE = 128
 """Weights of an int4 block."""
+
+DEVICE = "cuda"
+CACHES = 3
+"""As many times a GPU's cache are the operands of the calls that are timed, where they can be."""
+MOST_COPIES = 4096
+LEAST_CALLS = 32
+"""In a graph, whose own start takes a microsecond or two."""
+REPLAYS = 20
+
+Make = Callable[[int], Callable[[], object]]
+"""A call of each number from 0 on, with operands of its own: no call finds another's in a cache."""
 
 
 def is_there_a_gpu() -> bool:
@@ -35,6 +49,33 @@ def software() -> str:
 
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "interpreted"
     return f"{where}, torch {torch.__version__}, Triton {triton.__version__}"
+
+
+def times_ms(make: Make, nbytes: int) -> list[float]:
+    """Times of a call as it is one of many in a step of decoding: in a CUDA graph, where nobody
+    waits for Python to launch it, and with operands that are not in the GPU's cache.
+
+    nbytes: of one call's operands.
+    """
+    import torch
+
+    cache_bytes = torch.cuda.get_device_properties(DEVICE).L2_cache_size
+    copies = min(MOST_COPIES, math.ceil(CACHES * cache_bytes / nbytes))
+    calls = [make(number) for number in range(copies)]
+    calls[0]()  # compiles
+    calls *= math.ceil(LEAST_CALLS / copies)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(REPLAYS + 1)]
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) / len(calls) for first, second in pairwise(events)]
 
 
 def config(

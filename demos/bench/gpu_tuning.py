@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from edge.demos.bench import case
-from edge.demos.bench.gpu import NO_GPU, is_there_a_gpu
-from edge.demos.bench.gpu_kernels import DEVICE, bfloat16, make_cache, times_ms
+from edge.demos.bench.gpu import DEVICE, NO_GPU, is_there_a_gpu, times_ms
+from edge.demos.bench.gpu_kernels import bfloat16, make_cache
 from edge.weights.formats import KV_DTYPES
 
 if TYPE_CHECKING:
     from edge.backends.triton.tuning import AttentionShape, ProductShape
     from edge.kernels.attention.triton import AttentionTiles
+    from edge.kernels.kv_cache.gpu_cache import KvCache
     from edge.kernels.matmul_nbits.triton import ProductTiles
     from edge.models.spec import ModelSpec
     from edge.weights.formats import WeightFormat
@@ -47,17 +49,23 @@ def fastest(shape: ProductShape, block_size: int) -> tuple[ProductTiles | None, 
     from edge.kernels.matmul_nbits.gpu_layout import WORDS, num_tiles
     from edge.kernels.matmul_nbits.triton import PackedWeight, matmul_nbits
 
-    x = bfloat16(shape.rows, shape.inputs)
     blocks = -(-shape.inputs // block_size)
     words = (num_tiles(blocks * block_size, shape.bits), shape.outputs, WORDS)
-    weight = PackedWeight(
-        words=torch.zeros(words, dtype=torch.int32, device=DEVICE),
-        scales=torch.ones((blocks, shape.outputs), dtype=torch.float16, device=DEVICE),
-        bits=shape.bits,
-        block_size=block_size,
-        columns=shape.inputs,
-    )
-    return fastest_of(candidates(shape), lambda tiles: matmul_nbits(x, weight, tiles=tiles))
+
+    @cache
+    def operands(_number: int) -> tuple[torch.Tensor, PackedWeight]:
+        return bfloat16(shape.rows, shape.inputs), PackedWeight(
+            words=torch.zeros(words, dtype=torch.int32, device=DEVICE),
+            scales=torch.ones((blocks, shape.outputs), dtype=torch.float16, device=DEVICE),
+            bits=shape.bits,
+            block_size=block_size,
+            columns=shape.inputs,
+        )
+
+    def call(number: int, tiles: ProductTiles | None) -> object:
+        return matmul_nbits(*operands(number), tiles=tiles)
+
+    return fastest_of(candidates(shape), call, shape.outputs * shape.inputs * shape.bits // 8)
 
 
 def attention_candidates(shape: AttentionShape) -> Iterator[AttentionTiles]:
@@ -80,28 +88,38 @@ def fastest_attention(
 
     from edge.kernels.attention.triton import attention
 
-    cache, _nbytes = make_cache(
-        1, KEYS, shape.bits or 16, num_kv_heads=num_kv_heads, head_size=shape.head_size
-    )
-    query = bfloat16(shape.queries, num_kv_heads * shape.group, shape.head_size)
+    @cache
+    def operands(_number: int) -> tuple[torch.Tensor, KvCache, int]:
+        held, nbytes = make_cache(
+            1, KEYS, shape.bits or 16, num_kv_heads=num_kv_heads, head_size=shape.head_size
+        )
+        query = bfloat16(shape.queries, num_kv_heads * shape.group, shape.head_size)
+        return query, held, nbytes
+
     sizes = {
         "starts": torch.tensor([0, shape.queries], dtype=torch.int32, device=DEVICE),
         "lengths": torch.tensor([KEYS], dtype=torch.int32, device=DEVICE),
         "max_queries": shape.queries,
     }
-    return fastest_of(
-        attention_candidates(shape), lambda tiles: attention(query, cache, tiles=tiles, **sizes)
-    )
+
+    def call(number: int, tiles: AttentionTiles | None) -> object:
+        query, held, _nbytes = operands(number)
+        return attention(query, held, tiles=tiles, **sizes)
+
+    return fastest_of(attention_candidates(shape), call, operands(0)[-1])
 
 
 def fastest_of(
-    candidates: Iterable[Kind], call: Callable[[Kind | None], object]
+    candidates: Iterable[Kind], call: Callable[[int, Kind | None], object], nbytes: int
 ) -> tuple[Kind | None, float]:
-    """The tiles, and the time of the defaults over theirs; None where the defaults are best."""
+    """The tiles, and the time of the defaults over theirs; None where the defaults are best.
+
+    call: with the operands of that number, of `nbytes`, and these tiles.
+    """
 
     def time_ms(tiles: Kind | None) -> float:
         try:
-            return median(times_ms(lambda: call(tiles)))
+            return median(times_ms(lambda number: partial(call, number, tiles), nbytes))
         except Exception:  # more shared memory or registers than there are, by many names
             return float("inf")
 

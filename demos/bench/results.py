@@ -9,7 +9,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -151,5 +151,13 @@ def _hardware() -> str:
 
 def _versions() -> str:
     packages = ("edge-inference", "onnxruntime", "numpy")
-    listed = [f"{package} {version(package)}" for package in packages]
+    listed = [f"{package} {_version(package)}" for package in packages]
     return ", ".join([f"Python {platform.python_version()}", *listed])
+
+
+def _version(package: str) -> str:
+    """The version of an installed package; a checkout on Python's path is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "checkout"
