@@ -255,8 +255,8 @@ def _try(grounds: Iterable[Ground], rounds: int, folder: Path, path: Path | None
         raise SystemExit("\n".join(f"failed: {each}" for each in failures))
 
 
-def _local(count: int, _cache: Path) -> edge.Cluster:
-    return edge.Cluster.local(count, threads=1)
+def _local(backends: Sequence[str], threads: int, _cache: Path) -> edge.Cluster:
+    return edge.Cluster.local(len(backends), threads=threads, backend=backends)
 
 
 @case.command(
@@ -264,15 +264,24 @@ def _local(count: int, _cache: Path) -> edge.Cluster:
                  default=("small", "M", "H"), show_default=True),
     click.option("--peers", "counts", multiple=True, type=click.IntRange(1, 16),
                  default=(1, 2, 3, 4), show_default=True),
+    click.option("--backend", "backends", multiple=True, metavar="BACKEND",
+                 help="Of the first peer, the second, and so on; may be repeated."),
+    case.number("--threads", 1, help="Of each."),
     case.rounds(ROUNDS),
     case.FOLDER,
 )  # fmt: skip
 def local_cluster(
-    shapes: Sequence[str], counts: Sequence[int], rounds: int, folder: Path, append: bool
+    shapes: Sequence[str],
+    counts: Sequence[int],
+    backends: Sequence[str],
+    threads: int,
+    rounds: int,
+    folder: Path,
+    append: bool,
 ) -> None:
     """Are auto, tensor and pipeline on peers of this machine what they are said to be?
 
-    Peers have one thread. Every plan answers in turn with the best single peer, in the same
+    Every plan answers in turn with the best single peer, in the same
     minutes. Two bars: what was said within 10 % for 90 % of the cases, and `auto` never below 0.97
     of the best peer alone. Nothing else may run meanwhile. Rows are in local_cluster.csv.
     """
@@ -284,11 +293,12 @@ def local_cluster(
                 if time.monotonic() > end_s:
                     click.echo(f"not run for want of time: {count} peers, {shape}")
                     continue
+                own = (*backends, *["auto"] * count)[:count]
                 yield Ground(
-                    name=f"{count} local",
+                    name=f"{count} local{''.join(f', {each}' for each in backends[:count])}",
                     shape=shape,
                     asked=get_args(Parallel) if count > 1 else ("auto",),
-                    open=partial(_local, count),
+                    open=partial(_local, own, threads),
                 )
 
     _try(grounds(), rounds, folder, LOCAL_CLUSTER if append else None)
