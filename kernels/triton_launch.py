@@ -21,6 +21,9 @@ INTEGERS = (torch.int32, torch.int64)
 SMALLEST_DOT = 16
 """tl.dot takes no side smaller than this."""
 
+SMALLEST_SHARED_MEMORY = 99 << 10
+"""Bytes that a program may have on the smallest GPUs that kernels are made for."""
+
 _PROCESSORS_UNKNOWN = 1
 
 
@@ -115,6 +118,13 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return _PROCESSORS_UNKNOWN
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program may have; where kernels are interpreted, as on the smallest GPUs."""
+    if device.type != "cuda":
+        return SMALLEST_SHARED_MEMORY
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def check(

@@ -74,7 +74,8 @@ def attention_candidates(shape: AttentionShape) -> Iterator[AttentionTiles]:
 
     most = padded(shape.queries * shape.group, at_least=SMALLEST_DOT)
     sides = [rows for rows in (16, 32, 64, 128) if rows <= most]
-    for rows, keys, warps, stages in product(sides, (32, 64, 128), (4, 8), (2, 3)):
+    for rows, keys, is_wide, stages in product(sides, (32, 64, 128), (False, True), (2, 3)):
+        warps = (2 if rows == SMALLEST_DOT else 4) << is_wide
         yield AttentionTiles(
             rows=rows, keys=keys, launch=Launch(num_warps=warps, num_stages=stages)
         )

@@ -9,7 +9,7 @@ input gives the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import triton
@@ -21,16 +21,23 @@ from edge.kernels.kv_cache.gpu_cache import KvCache
 from edge.kernels.triton_launch import (
     FLOATS,
     SMALLEST_DOT,
+    SMALLEST_SHARED_MEMORY,
     Launch,
     check,
     num_processors,
     output,
     padded,
+    shared_memory,
 )
 
-_KEYS_PER_SPLIT = 256
-_PROGRAMS_PER_PROCESSOR = 2
+_PROGRAMS, _DECODING_PROGRAMS = 2, 3
+"""Of one processor, where keys are divided."""
+_KEYS, _DECODING_KEYS = 256, 128
+"""Fewest of a part."""
 _MOST_SPLITS = 64
+_MANY_ROWS = 512
+_MUCH_MEMORY = 200 << 10
+"""Bytes of shared memory that only GPUs of data centres have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +53,45 @@ class AttentionTiles:
     launch: Launch = field(default_factory=Launch)
 
 
-def attention_tiles(*, max_queries: int, group: int, head_size: int) -> AttentionTiles:
-    """Tiles for sequences of at most that many queries; group: query heads of one KV head."""
-    rows = min(64, padded(max_queries * group, at_least=SMALLEST_DOT))
+def attention_tiles(
+    *,
+    max_queries: int,
+    group: int,
+    head_size: int,
+    element_bytes: int = 2,
+    memory: int = SMALLEST_SHARED_MEMORY,
+) -> AttentionTiles:
+    """Tiles for sequences of at most that many queries; group: query heads of one KV head.
+
+    memory: bytes of shared memory that a program may have. Few rows are bound by memory: programs
+    of two warps hold two tiles of keys in flight. Many are bound by products, of which two groups
+    of four warps do more for each key that they read.
+    """
+    rows = padded(max_queries * group, at_least=SMALLEST_DOT)
+    if head_size <= 128 and element_bytes <= 2:
+        if rows == SMALLEST_DOT:
+            return AttentionTiles(rows=rows, launch=Launch(num_warps=2, num_stages=3))
+        if rows >= _MANY_ROWS and memory >= _MUCH_MEMORY:
+            return AttentionTiles(rows=128, launch=Launch(num_warps=8, num_stages=3))
+    # Wider rows take more registers and memory, and float32 has no tensor cores here.
     launch = Launch(num_warps=8 if head_size > 128 else 4, num_stages=2)
-    return AttentionTiles(rows=rows, launch=launch)
+    return AttentionTiles(rows=min(64, rows), launch=launch)
 
 
-def key_splits(*, tiles: int, max_keys: int, processors: int) -> int:
+def key_splits(
+    *,
+    tiles: int,
+    max_keys: int,
+    processors: int,
+    programs: int = _PROGRAMS,
+    fewest_keys: int = _KEYS,
+) -> int:
     """Into how many parts keys are divided: only when the tiles alone leave processors idle.
 
-    And never so far that a part is a few tiles of keys.
+    programs: of one processor. And never so far that a part is a few tiles of keys.
     """
-    wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * processors, max(1, tiles))
-    return max(1, int(min(wanted, max_keys // _KEYS_PER_SPLIT, _MOST_SPLITS)))
+    wanted = triton.cdiv(programs * processors, max(1, tiles))
+    return max(1, int(min(wanted, max_keys // fewest_keys, _MOST_SPLITS)))
 
 
 @triton.jit(do_not_specialize=["num_splits", "num_sequences", "num_tokens"])
@@ -123,6 +155,9 @@ def attention(
         )
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} keys shows none; pass at least 1, or None")
+    scale = head_size**-0.5 if scale is None else scale
+    if not scale > 0:
+        raise ValueError(f"scale is {scale}, not above 0")
     if soft_cap is not None and not soft_cap > 0:
         raise ValueError(f"soft_cap is {soft_cap}, not above 0")
     if sinks is not None:
@@ -131,12 +166,18 @@ def attention(
     if not num_tokens or not num_sequences or max_queries < 1:
         return out
     group = num_heads // cache.num_kv_heads
-    tiles = tiles or attention_tiles(max_queries=max_queries, group=group, head_size=head_size)
+    tiles = tiles or attention_tiles(
+        max_queries=max_queries, group=group, head_size=head_size,
+        element_bytes=query.element_size(), memory=shared_memory(query.device),
+    )  # fmt: skip
     row_tiles = triton.cdiv(max_queries * group, tiles.rows)
+    decodes = tiles.rows == SMALLEST_DOT
     splits = tiles.splits or key_splits(
         tiles=row_tiles * num_sequences * cache.num_kv_heads,
         max_keys=cache.capacity if max_keys is None else max_keys,
         processors=num_processors(query.device),
+        programs=_DECODING_PROGRAMS if decodes else _PROGRAMS,
+        fewest_keys=_DECODING_KEYS if decodes else _KEYS,
     )
     partial, levels = out, lengths  # never written without splits
     if splits > 1:
@@ -144,21 +185,23 @@ def attention(
         levels = torch.empty(shape, dtype=torch.float32, device=query.device)
         partial = torch.empty((*shape, head_size), dtype=torch.float32, device=query.device)
     table = cache.block_table
+    keys, values = _stores(cache)
     scales = (cache.keys, cache.values)  # never read in a float cache
     if cache.key_scales is not None and cache.value_scales is not None:
         scales = (cache.key_scales, cache.value_scales)
-    attend_tile[row_tiles, cache.num_kv_heads, num_sequences * splits](
-        query, out, partial, levels, cache.keys, cache.values, *scales,
+    attend_tile[row_tiles * cache.num_kv_heads, num_sequences * splits](
+        query, out, partial, levels, keys, values, *scales,
         starts if table is None else table, starts, lengths, query if sinks is None else sinks,
-        num_tokens, num_heads, query.stride(0), query.stride(1), *cache.keys.stride()[:3],
+        num_tokens, num_heads, query.stride(0), query.stride(1), *keys.stride()[:3],
         cache.block_tokens, 0 if table is None else table.stride(0), splits,
-        soft_cap or 1.0, head_size**-0.5 if scale is None else scale,
+        soft_cap or 1.0, scale,
         group=group, head_size=head_size, window=window or 0, caps=soft_cap is not None,
-        sinks=sinks is not None, paged=table is not None, bits=cache.bits or 0,
+        sinks=sinks is not None, bits=cache.bits or 0,
+        block_bits=-1 if table is None else cache.block_tokens.bit_length() - 1,
         group_size=cache.group_size, divides=splits > 1,
         block_rows=tiles.rows, block_keys=tiles.keys,
         block_head=padded(head_size, at_least=SMALLEST_DOT),
-        **tiles.launch.options(),
+        **_launch(tiles, is_paged=table is not None).options(),
     )  # fmt: skip
     if splits > 1:
         combine(partial, levels, out, starts, num_sequences=num_sequences)
@@ -176,6 +219,23 @@ def combine(
         block_splits=padded(max(splits, _MOST_SPLITS)), head_size=head_size,
         block=padded(head_size), **Launch(num_stages=1).options(),
     )  # fmt: skip
+
+
+def _launch(tiles: AttentionTiles, *, is_paged: bool) -> Launch:
+    """The compiler divides stages among loads and the lookups that they wait for, whose numbers
+    are those of blocks: twice as many turns keep as many keys in flight."""
+    if not is_paged:
+        return tiles.launch
+    return replace(tiles.launch, num_stages=2 * tiles.launch.num_stages - 1)
+
+
+def _stores(cache: KvCache) -> tuple[Tensor, Tensor]:
+    """Keys and values: codes in words of 32 bits, where heads are whole ones."""
+    stores = cache.keys, cache.values
+    sizes = (cache.keys.shape[-1], *cache.keys.stride()[:3], *(x.storage_offset() for x in stores))
+    if cache.bits is None or any(size % 4 for size in sizes):
+        return stores
+    return cache.keys.view(torch.int32), cache.values.view(torch.int32)
 
 
 def _check_sequences(query: Tensor, cache: KvCache, starts: Tensor, lengths: Tensor) -> int:

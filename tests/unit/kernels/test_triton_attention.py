@@ -152,8 +152,11 @@ def test_tiles_chosen_for_a_gpu_compute_the_same() -> None:
 def test_large_prompts_fill_a_gpu_without_divided_keys() -> None:
     from edge.kernels.attention.triton import attention_tiles, key_splits
 
-    assert attention_tiles(max_queries=2048, group=4, head_size=128).rows == 64
-    assert key_splits(tiles=8 * 2048 * 4 // 64, max_keys=2048, processors=132) == 1
+    prompt = {"max_queries": 2048, "group": 4, "head_size": 128}
+    assert attention_tiles(**prompt).rows == 64
+    assert attention_tiles(**prompt, memory=227 << 10).rows == 128
+    assert attention_tiles(**prompt, memory=227 << 10, element_bytes=4).rows == 64
+    assert key_splits(tiles=8 * 2048 * 4 // 128, max_keys=2048, processors=132) == 1
 
 
 def test_the_reference_with_a_cap_and_sinks_is_that_of_torch() -> None:
@@ -215,6 +218,8 @@ def test_what_does_not_fit_is_refused() -> None:
         call(head_size=8)
     with pytest.raises(ValueError, match="a window of 0 keys shows none"):
         call(window=0)
+    with pytest.raises(ValueError, match=r"scale is 0\.0, not above 0"):
+        call(scale=0.0)
     with pytest.raises(ValueError, match="soft_cap is 0, not above 0"):
         call(soft_cap=0)
     with pytest.raises(ValueError, match=r"starts has the shape \[2\], not \[4\]"):
