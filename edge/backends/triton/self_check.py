@@ -46,6 +46,7 @@ from edge.kernels.linear_attention.reference import WEIGHTS, linear_attention
 from edge.kernels.logits.reference import finish_logits as finished
 from edge.kernels.logits.triton import finish_logits
 from edge.kernels.matmul.reference import matmul
+from edge.kernels.matmul_nbits.triton import MOST_TILED_ROWS
 from edge.kernels.rms_norm.reference import add_rms_norm, rms_norm
 from edge.kernels.rope.reference import rope
 from edge.kernels.sampling.ranking import likeliest
@@ -63,6 +64,9 @@ LARGEST_CACHE_ERROR = {None: 0.0, 8: 2e-2, 4: 0.15}
 
 _OUTPUTS = 48
 """Number of a product's outputs that are compared; the others must only be finite."""
+
+_PRODUCT_ROWS = (1, 33, MOST_TILED_ROWS + 1)
+"""Numbers of rows: of tiles for few and for many, and of an unpacked weight."""
 
 _EXPERTS = 3
 """Number of a layer's experts that are compared."""
@@ -214,7 +218,7 @@ class _Check:
         outputs, weight = self._some_outputs(product)
         bias = arrays.vector(f"{name}.bias")
         operators = ", ".join(dict.fromkeys(each.kind.operator for each in product.stored))
-        for rows in ROWS:
+        for rows in _PRODUCT_ROWS:
             x = (self.normal if is_wide else self.inputs)(rows, weight.shape[1])
             given = product(self.wide(x) if is_wide else self.tensor(x))
             expected = matmul(x, weight, None if bias is None else bias[outputs])

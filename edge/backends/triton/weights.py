@@ -18,7 +18,12 @@ from edge.backends.triton.tuning import ProductShape, Tuning
 from edge.kernels.matmul.triton import matmul
 from edge.kernels.matmul_nbits.gpu_layout import arranged
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
-from edge.kernels.matmul_nbits.triton import PackedWeight, Weight, matmul_nbits
+from edge.kernels.matmul_nbits.triton import (
+    MOST_TILED_ROWS,
+    PackedWeight,
+    Weight,
+    matmul_nbits,
+)
 from edge.weights.block_matrices import Blocks
 from edge.weights.recipe import StoredMatrix
 
@@ -84,7 +89,9 @@ class Product:
         shape = ProductShape(
             bits=weight.matrix.bits, rows=x.shape[0], outputs=len(stored.rows), inputs=x.shape[1]
         )
-        out = matmul_nbits(x, weight.matrix, bias, out=out, tiles=self._tuning.product(shape))
+        is_tiled = shape.rows <= MOST_TILED_ROWS
+        tiles = self._tuning.product(shape) if is_tiled else None
+        out = matmul_nbits(x, weight.matrix, bias, out=out, tiles=tiles)
         if weight.offsets is None:
             return out
         size = weight.matrix.block_size

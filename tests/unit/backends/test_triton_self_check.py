@@ -214,8 +214,9 @@ def test_the_operator_that_is_wrong_is_named(
     assert "--backend ort" in sentence
 
 
+@pytest.mark.parametrize("rows", [33, 129])
 def test_a_kernel_for_many_rows_is_checked_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only_interpreted()
     from edge.backends.triton import weights as triton_weights
@@ -223,10 +224,10 @@ def test_a_kernel_for_many_rows_is_checked_as_well(
 
     def wrong(x: Any, *values: Any, **named: Any) -> Any:
         result = right(x, *values, **named)
-        return slightly_wrong(result) if len(x) > 4 else result
+        return slightly_wrong(result) if len(x) >= rows else result
 
     monkeypatch.setattr(triton_weights, "matmul_nbits", wrong)
-    with pytest.raises(RequestError, match=r"matmul_nbits \(layers.0.qkv, 5 rows\) errs by"):
+    with pytest.raises(RequestError, match=rf"matmul_nbits \(layers.0.qkv, {rows} rows\) errs by"):
         load(tmp_path, dtype="int4")
 
 
