@@ -31,9 +31,9 @@ from edge.kernels.triton_launch import (
 )
 
 _PROGRAMS, _DECODING_PROGRAMS = 2, 3
-"""Of one processor, where keys are divided."""
+"""Programs of one processor, where keys are divided."""
 _KEYS, _DECODING_KEYS = 256, 128
-"""Fewest of a part."""
+"""Fewest keys of a part."""
 _MOST_SPLITS = 64
 _MANY_ROWS = 512
 _MUCH_MEMORY = 200 << 10

@@ -449,6 +449,10 @@ def test_a_sound_is_transcribed_in_pieces(folders: dict[str, Path], tmp_path: Pa
                 await graphs.transcribe(np.zeros((2, 3), np.float32))
 
     asyncio.run(main())
+    words = ("--sound", str(wav(samples, tmp_path, 4)), "--language", "de", "--local", "1")
+    done = edge("graph", "generate", str(folder), *words, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["token_ids"] == answers([2, 51, 52, 53])
 
 
 @pytest.mark.parametrize(
@@ -537,7 +541,9 @@ def test_the_command_and_the_program_of_the_guide_run(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "give one of --input, --text and --tokens"),
+        ((), "give one of --input, --text, --tokens and --sound"),
+        (("--tokens", "1", "--language", "de"), "--language is for --sound"),
+        (("--sound", "a.wav", "--beams", "2"), "is transcribed as the export says"),
         (("--tokens", "1;2"), "is not ID,ID"),
         (("--tokens", "1", "--text", "a"), "give one of"),
         (("--tokens", "1"), "has no encoder_model.onnx"),

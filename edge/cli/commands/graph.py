@@ -301,6 +301,12 @@ def bench(
 @_inputs
 @click.option("--text", help="A text for the encoder, if the folder has tokenizer.json.")
 @click.option("--tokens", metavar="ID,ID,…", help="Token ids for the encoder.")
+@click.option(
+    "--sound",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A WAV file to transcribe, by an export of Whisper's kind.",
+)
+@click.option("--language", help="The language of --sound, as en.  [default: what it sounds like]")
 @click.option("--beams", type=click.IntRange(1, 64), help="Rows of beam search; 1 is greedy.")
 @click.option("--max-new-tokens", type=click.IntRange(1, 1 << 20), help="Most tokens to make.")
 @cluster_options
@@ -310,6 +316,8 @@ def generate(
     files: tuple[str, ...],
     text: str | None,
     tokens: str | None,
+    sound: Path | None,
+    language: str | None,
     beams: int | None,
     max_new_tokens: int | None,
     peers: ClusterOptions,
@@ -321,11 +329,18 @@ def generate(
     Examples:
       edge graph generate opus-mt-en-de --text "Good morning."
       edge graph generate t5-small --tokens 71,307,1 --beams 4
+      edge graph generate whisper-tiny --sound talk.wav --language en
     """
     inputs: Any = read_inputs(files, ())
-    given = [each for each in (inputs, text, tokens) if each is not None]
+    given = [each for each in (inputs, text, tokens, sound) if each is not None]
     if len(given) != 1:
-        raise click.UsageError("give one of --input, --text and --tokens")
+        raise click.UsageError("give one of --input, --text, --tokens and --sound")
+    if sound is None and language is not None:
+        raise click.UsageError("--language is for --sound")
+    if sound is not None and (beams, max_new_tokens) != (None, None):
+        raise click.UsageError(
+            "--sound is transcribed as the export says, without --beams and --max-new-tokens"
+        )
     if tokens is not None:
         if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", tokens):
             raise click.UsageError(f"{tokens!r:.80} is not ID,ID,…")
@@ -334,8 +349,11 @@ def generate(
         open_cluster(peers) as cluster,
         cluster.load_graphs(folder, max_beams=beams or 4) as export,
     ):
-        asked = text if text is not None else inputs
-        found = export.generate(asked, num_beams=beams, max_new_tokens=max_new_tokens)
+        if sound is not None:
+            found = export.transcribe(sound, language=language)
+        else:
+            asked = text if text is not None else inputs
+            found = export.generate(asked, num_beams=beams, max_new_tokens=max_new_tokens)
         plans = {name: plan.to_json() for name, plan in export.plans.items()}
     if as_json:
         _print_finite({**asdict(found), "plans": plans})
