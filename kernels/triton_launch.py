@@ -25,6 +25,7 @@ SMALLEST_SHARED_MEMORY = 99 << 10
 """Bytes that a program may have on the smallest GPUs that kernels are made for."""
 
 _PROCESSORS_UNKNOWN = 1
+_SMALL_CACHE_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,13 @@ def shared_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return SMALLEST_SHARED_MEMORY
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def cache_bytes(device: torch.device) -> int:
+    """Size of a GPU's last cache; where kernels are interpreted, of a small one's."""
+    if device.type != "cuda":
+        return _SMALL_CACHE_BYTES
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def check(

@@ -228,7 +228,6 @@ def prompts() -> Iterator[Metric]:
     from torch.nn import functional
 
     from edge.kernels.attention.triton import AttentionTiles, attention
-    from edge.kernels.kv_cache.gpu_cache import KvCache
     from edge.kernels.triton_launch import Launch
 
     for tokens in (2048, 8192):
@@ -256,9 +255,11 @@ def prompts() -> Iterator[Metric]:
             tiles = AttentionTiles(rows=rows, launch=Launch(num_warps=num_warps))
             sizes = {"starts": starts, "lengths": lengths, "max_queries": tokens, "tiles": tiles}
 
-            def ours(_number: int, sizes: dict[str, Any] = sizes) -> Callable[[], object]:
-                query, keys, values = operands()
-                return partial(attention, query, KvCache(keys=keys, values=values), **sizes)
+            def ours(
+                _number: int, tokens: int = tokens, sizes: dict[str, Any] = sizes
+            ) -> Callable[[], object]:
+                query = bfloat16(tokens, HEADS, HEAD_SIZE)
+                return partial(attention, query, make_cache(1, tokens, 16)[0], **sizes)
 
             times = times_ms(ours, nbytes)
             name = f"prompt of {tokens}, {rows} rows a tile"
@@ -290,15 +291,19 @@ def packed_weight(outputs: int, inputs: int) -> PackedWeight:
 def make_cache(
     batch: int, tokens: int, bits: int, *, num_kv_heads: int = KV_HEADS, head_size: int = HEAD_SIZE
 ) -> tuple[KvCache, int]:
-    """A cache, and the bytes in it."""
+    """A cache in blocks, as models have it, and the bytes in it."""
     import torch
 
+    from edge.backends.triton.paged_kv_cache import BLOCK_TOKENS
     from edge.kernels.kv_cache.gpu_cache import KvCache
 
+    blocks = batch * tokens // BLOCK_TOKENS
+    shape = (blocks, num_kv_heads, BLOCK_TOKENS)
+    table = torch.randperm(blocks, dtype=torch.int32, device=DEVICE).view(batch, -1)
     if bits == 16:
-        keys, values = (bfloat16(batch, num_kv_heads, tokens, head_size) for _ in range(2))
-        return KvCache(keys=keys, values=values), keys.nbytes + values.nbytes
-    shape = (batch, num_kv_heads, tokens)
+        keys, values = (bfloat16(*shape, head_size) for _ in range(2))
+        cache = KvCache(keys=keys, values=values, block_table=table)
+        return cache, keys.nbytes + values.nbytes
     low, high, kind = (-127, 128, torch.int8) if bits == 8 else (0, 256, torch.uint8)
     keys, values = (
         torch.randint(low, high, (*shape, head_size * bits // 8), dtype=kind, device=DEVICE)
@@ -306,7 +311,13 @@ def make_cache(
     )
     groups = 1 if bits == 8 else head_size // 32
     scales = torch.full((*shape, groups), 0.01, dtype=torch.float16, device=DEVICE)
-    cache = KvCache(keys=keys, values=values, key_scales=scales, value_scales=scales.clone())
+    cache = KvCache(
+        keys=keys,
+        values=values,
+        key_scales=scales,
+        value_scales=scales.clone(),
+        block_table=table,
+    )
     return cache, keys.nbytes + values.nbytes + 2 * scales.nbytes
 
 

@@ -12,7 +12,7 @@ are added in the order of its experts, so they do not depend on timing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -34,6 +34,7 @@ from edge.kernels.triton_launch import (
     FLOATS,
     Launch,
     check,
+    num_processors,
     output,
     padded,
     row_launch,
@@ -45,6 +46,7 @@ _SORTED_AT_ONCE = 1 << 14
 FEW_ROWS = 4
 """Up to here each use is a product by itself: few of them share an expert."""
 
+_PROGRAMS_PER_PROCESSOR = 4
 _FLOAT_BITS = 32
 _FLOATS_AT_ONCE = tl.constexpr(32)
 _MIX_BLOCK = 1024
@@ -351,11 +353,17 @@ def sort_uses(chosen: Tensor, *, num_experts: int, rows: int) -> SortedUses:
     return SortedUses(uses=uses, tiles=tiles, rows=rows)
 
 
-def expert_tiles(rows: int, stack: ExpertStack, *, top_k: int) -> ProductTiles:
+def expert_tiles(rows: int, stack: ExpertStack, *, top_k: int, element_bytes: int) -> ProductTiles:
     """The usual sizes of programs for a step of `rows` rows: of one use each, or of several."""
     mean = 1 if rows <= FEW_ROWS else triton.cdiv(rows * top_k, stack.num_experts)
     bits = _FLOAT_BITS if stack.packed is None else stack.packed.bits
-    return product_tiles(mean, stack.outputs, 1, bits=bits, processors=1)
+    tiles = product_tiles(
+        mean, stack.outputs, 1, bits=bits, processors=1, element_bytes=element_bytes
+    )
+    programs = triton.cdiv(rows * top_k, mean) * triton.cdiv(stack.outputs, tiles.outputs)
+    if programs < _PROGRAMS_PER_PROCESSOR * num_processors(stack.table.device):
+        tiles = replace(tiles, outputs=tiles.outputs // 2)
+    return tiles
 
 
 def expert_product(

@@ -30,12 +30,14 @@ def matmul(
     shape = (*x.shape[:-1], num_outputs)
     if out is None:
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
+    check("out", out, dtypes=FLOATS, shape=shape, like=x, contiguous=False)
     if not out.numel():
         return out
-    weight = weight.to(x.dtype)
-    if out.dtype == x.dtype:
-        return out.copy_(linear(x, weight, None if bias is None else bias.to(x.dtype)))
-    if x.is_cuda:
+    wide = torch.promote_types(x.dtype, weight.dtype)
+    x, weight = x.to(wide), weight.to(wide)
+    if out.dtype == wide and bias is None:
+        return out.copy_(linear(x, weight))
+    if x.is_cuda and wide != torch.float32:
         rows = x.reshape(-1, num_inputs)
         found = torch.mm(rows, weight.t(), out_dtype=torch.float32).view(shape)
     else:

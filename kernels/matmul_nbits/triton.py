@@ -26,6 +26,7 @@ from edge.kernels.triton_launch import (
     FLOATS,
     SMALLEST_DOT,
     Launch,
+    cache_bytes,
     check,
     num_processors,
     output,
@@ -36,7 +37,7 @@ MOST_TILED_ROWS = 128
 """Rows beyond which unpacking the weight costs less than multiplying it in tiles."""
 
 _UNPACKED_BYTES = 32 << 20
-"""Size of a weight's part: a large GPU's cache holds it, a small one's memory has room for it."""
+"""Most of a weight at a time, and of a GPU's cache half: so it is read back from there."""
 
 _UNIT = tl.constexpr(64.0)
 """Unpacked codes are so many times too small."""
@@ -59,14 +60,15 @@ class ProductTiles:
 
 
 def product_tiles(
-    rows: int, outputs: int, tiles: int, *, bits: int, processors: int
+    rows: int, outputs: int, tiles: int, *, bits: int, processors: int, element_bytes: int = 2
 ) -> ProductTiles:
     """The usual ones for a product of `rows` rows with a weight of `tiles` tiles.
 
     The fastest of those measured on an H200, which fit into the 99 KiB of shared memory that small
     GPUs have, too. The inputs are divided until each processor has four programs.
     """
-    each = min(padded(rows, at_least=SMALLEST_DOT), 32 if bits == 2 else 64)
+    most = 64 // (2 if bits == 2 else 1) // (2 if element_bytes > 2 else 1)
+    each = min(padded(rows, at_least=SMALLEST_DOT), most)
     launch = Launch(num_warps=8 if each > 32 else 4, num_stages=3)
     programs = triton.cdiv(outputs, _OUTPUTS) * triton.cdiv(rows, each)
     wanted = min(triton.cdiv(_PROGRAMS_PER_PROCESSOR * processors, programs), _MOST_SPLITS)
@@ -150,7 +152,7 @@ def _zero_codes(zero_points, place, bits: tl.constexpr, has_zeros: tl.constexpr)
     if has_zeros:
         zero = (tl.load(zero_points + place).to(tl.float32) / _UNIT).to(tl.bfloat16)[:, None]
     else:
-        zero = 2.0 ** (bits - 7)
+        zero = tl.full((1, 1), 2.0 ** (bits - 7), dtype=tl.bfloat16)
     return zero
 
 
@@ -220,7 +222,7 @@ def inputs_of(order, k, num_inputs, padding, has_order: tl.constexpr):
     return k, inside & (k >= 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _product_kernel(
     x, words, scales, zero_points, bias, out,
     num_rows, num_outputs, num_inputs, num_tiles, split_tiles,
@@ -324,8 +326,9 @@ def matmul_nbits(
         return _unpacked_product(x, weight, bias, out)
     count = weight.words.shape[0]
     tiles = tiles or product_tiles(
-        rows, num_outputs, count, bits=weight.bits, processors=num_processors(x.device)
-    )
+        rows, num_outputs, count, bits=weight.bits, processors=num_processors(x.device),
+        element_bytes=x.element_size(),
+    )  # fmt: skip
     splits = min(tiles.splits, count)
     target, target_bias = out, bias
     if splits > 1:
@@ -361,7 +364,8 @@ def unpacked(weight: PackedWeight, outputs: range, dtype: torch.dtype) -> Tensor
 
 def _unpacked_product(x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor) -> Tensor:
     num_outputs = out.shape[-1]
-    each = max(64, _UNPACKED_BYTES // (weight.columns * x.element_size()) // 64 * 64)
+    most = min(_UNPACKED_BYTES, cache_bytes(x.device) // 2)
+    each = max(64, most // (weight.columns * x.element_size()) // 64 * 64)
     for start in range(0, num_outputs, each):
         some = range(start, min(start + each, num_outputs))
         own = None if bias is None else bias[some.start : some.stop]

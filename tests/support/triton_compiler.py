@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from edge.kernels.activation.triton import activated
-from edge.kernels.attention.triton import AttentionTiles, attention
+from edge.kernels.attention.triton import attention, attention_tiles
 from edge.kernels.embedding.triton import embedding
 from edge.kernels.experts.reference import Routing
 from edge.kernels.experts.triton import (
@@ -37,6 +38,7 @@ from edge.kernels.latent_attention.triton import latent_attention, store_rows
 from edge.kernels.layer_norm.triton import add_layer_norm
 from edge.kernels.linear_attention.triton import linear_attention
 from edge.kernels.matmul_nbits.gpu_layout import num_tiles
+from edge.kernels.matmul_nbits.reference import LEAST_BLOCK
 from edge.kernels.matmul_nbits.triton import (
     PackedWeight,
     ProductTiles,
@@ -103,6 +105,8 @@ def main() -> None:
     launch_states()
     launch_attention(bits=None, queries=64, splits=1)
     launch_products(rows=(4, 16), bits=8)
+    launch_products(rows=(64,), bits=2)
+    launch_products(rows=(64,), bits=4, dtype=torch.float32)
     launch_routing()
     launch_experts(rows=(4, 16), bits=8)
     # Products of this one are of other instructions.
@@ -168,10 +172,11 @@ def launch_attention(*, bits: int | None, queries: int, splits: int) -> None:
     extras: dict[str, Any] = {}
     if splits == 1:
         extras = {"window": 512, "soft_cap": 30.0, "sinks": torch.zeros(HEADS)}
+    usual = attention_tiles(max_queries=queries, group=HEADS // KV_HEADS, head_size=HEAD_SIZE)
     attention(
         torch.zeros(queries, HEADS, HEAD_SIZE, dtype=torch.bfloat16), cache(bits),
         starts=torch.zeros(2, dtype=torch.int32), lengths=_INDICES, max_queries=queries,
-        tiles=AttentionTiles(rows=64 if queries > 1 else 16, splits=splits), **extras,
+        tiles=replace(usual, splits=splits), **extras,
     )  # fmt: skip
 
 
@@ -195,20 +200,24 @@ def launch_latent_attention(*, queries: int, splits: int) -> None:
     )  # fmt: skip
 
 
-def launch_products(*, rows: tuple[int, ...], bits: int) -> None:
-    """In blocks of 32 with zero points, or of 128; whole, with divided inputs, and unpacked."""
-    block_size = 128 if bits == 8 else 32
-    scales = torch.zeros(HIDDEN // block_size, HIDDEN)
-    packed = PackedWeight(
-        words=torch.zeros(num_tiles(HIDDEN, bits), HIDDEN, 16, dtype=torch.int32), scales=scales,
-        zero_points=None if bits == 8 else scales.to(torch.uint8),
-        bits=bits, block_size=block_size, columns=HIDDEN,
-    )  # fmt: skip
-    for count in rows:
-        x = torch.zeros(count, HIDDEN, dtype=torch.bfloat16)
-        matmul_nbits(x, packed, torch.zeros(HIDDEN))
-        matmul_nbits(x, packed, tiles=ProductTiles(rows=max(8, min(count, 64)), splits=2))
-    unpacked(packed, range(64), torch.bfloat16)
+def launch_products(
+    *, rows: tuple[int, ...], bits: int, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """In blocks of 32 with zero points, or of 128, whole and unpacked; in the smallest blocks, with
+    columns that are no whole tiles; and with divided inputs."""
+    for block_size, columns in ((128 if bits == 8 else 32, HIDDEN), (LEAST_BLOCK[bits], 1000)):
+        blocks = -(-columns // block_size)
+        scales = torch.zeros(blocks, HIDDEN)
+        words = torch.zeros(num_tiles(blocks * block_size, bits), HIDDEN, 16, dtype=torch.int32)
+        packed = PackedWeight(
+            words=words, scales=scales, zero_points=None if bits == 8 else scales.to(torch.uint8),
+            bits=bits, block_size=block_size, columns=columns,
+        )  # fmt: skip
+        for count in rows:
+            matmul_nbits(torch.zeros(count, columns, dtype=dtype), packed, torch.zeros(HIDDEN))
+        unpacked(packed, range(64), dtype)
+    x = torch.zeros(4, columns, dtype=dtype)
+    matmul_nbits(x, packed, tiles=ProductTiles(rows=8, splits=2))
 
 
 def launch_routing() -> None:
@@ -246,7 +255,7 @@ def launch_experts(*, rows: tuple[int, ...], bits: int | None) -> None:
     for count in rows:
         x = torch.zeros(count, HIDDEN, dtype=torch.bfloat16)
         chosen = torch.zeros(count, TOP_K, dtype=torch.int32)
-        tiles = expert_tiles(count, stack, top_k=TOP_K)
+        tiles = expert_tiles(count, stack, top_k=TOP_K, element_bytes=x.element_size())
         found = None
         if count > FEW_ROWS:
             found = sort_uses(chosen, num_experts=EXPERTS, rows=tiles.rows)

@@ -56,6 +56,8 @@ class Device:
         self.name = (
             torch.cuda.get_device_name(self.torch) if self.is_gpu else "CPU, Triton interpreted"
         )
+        if self.is_gpu:  # sums of products are float32 to their end
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         self._beside: Any = None
         """The only side stream, because memory used on one stream is not reused on another."""
 

@@ -54,12 +54,12 @@ class ExpertProducts:
         if weight is not None:
             self._stacks = tuple(stack_of(list(map(weight, run))) for run in self.runs)
 
-    def sort(self, chosen: Tensor) -> SortedUses | None:
+    def sort(self, chosen: Tensor, *, element_bytes: int) -> SortedUses | None:
         """Uses sorted by expert, for all products with the same experts; None for few rows."""
         if chosen.shape[0] <= FEW_ROWS:
             return None
         stack = self._stacks[0]
-        tiles = self._tiles(self.runs[0][0], stack, chosen)
+        tiles = self._tiles(self.runs[0][0], stack, chosen, element_bytes)
         return sort_uses(chosen, num_experts=stack.num_experts, rows=tiles.rows)
 
     def __call__(
@@ -83,7 +83,7 @@ class ExpertProducts:
                 stack,
                 chosen,
                 None if self.biases is None else self.biases[:, part],
-                tiles=self._tiles(stored, stack, chosen),
+                tiles=self._tiles(stored, stack, chosen, x.element_size()),
                 sorted_uses=sorted_uses,
                 padding=stored.padding,
                 is_part=is_part,
@@ -91,7 +91,9 @@ class ExpertProducts:
             )
         return out
 
-    def _tiles(self, stored: StoredMatrix, stack: ExpertStack, chosen: Tensor) -> ProductTiles:
+    def _tiles(
+        self, stored: StoredMatrix, stack: ExpertStack, chosen: Tensor, element_bytes: int
+    ) -> ProductTiles:
         """Tiles for these products. Measured tiles are for products with one matrix only."""
         rows, top_k = chosen.shape
         if isinstance(self._tuning, InterpretedTiles):
@@ -99,7 +101,7 @@ class ExpertProducts:
             return self._tuning.product(
                 ProductShape(bits=bits or 32, rows=rows, outputs=outputs, inputs=inputs)
             )
-        return expert_tiles(rows, stack, top_k=top_k)
+        return expert_tiles(rows, stack, top_k=top_k, element_bytes=element_bytes)
 
 
 def stack_of(weights: Sequence[Weight]) -> ExpertStack:

@@ -63,7 +63,7 @@ class ExpertsBlock:
         if self.router.grams is not None:
             self.router.grams.count(self.layer, chosen)
         chosen = own(chosen, self.part.held)
-        sorted_uses = self.gate_up.sort(chosen)
+        sorted_uses = self.gate_up.sort(chosen, element_bytes=normed.element_size())
         is_part = self.part.is_part
         active = self.gate(self.gate_up(normed, chosen, sorted_uses, is_part=is_part))
         results = self.down(active, chosen, sorted_uses, is_part=is_part, dtype=torch.float32)

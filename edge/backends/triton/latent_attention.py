@@ -98,7 +98,7 @@ class LatentAttentionBlock:
         """x [rows, num_heads, columns] → [rows, num_heads, outputs]."""
         rows, heads, columns = x.shape
         chosen = torch.arange(heads, dtype=torch.int32, device=x.device).repeat(rows, 1)
-        uses = products.sort(chosen)
+        uses = products.sort(chosen, element_bytes=x.element_size())
         found = products(x.reshape(rows * heads, columns).contiguous(), chosen, uses)
         return found.view(rows, heads, -1)
 

@@ -71,6 +71,7 @@ def load(
             run_self_check(operators, arrays, device, buffers, limits, bring=bring)
         if operators.grams is not None:
             operators.grams.clear()
+        device.give_back()  # what loading and checking took for a moment
         return TritonProgram(
             operators,
             device,

@@ -95,7 +95,8 @@ def open_packed(
             if layer is not None:
                 laid_out = gpu_arrays(arrays, matrix, device, is_half=is_half)
                 if expert_number(matrix.name) is not None and "scales" in laid_out:
-                    # One kernel takes all experts of a layer, so their scales must have one type.
+                    # One kernel takes all experts of a layer, so their scales must have one type;
+                    # of the values that experts in the device's memory have.
                     laid_out["scales"] = laid_out["scales"].float()
                 for name, array in laid_out.items():
                     writer.add(f"{layer}/{matrix.name}/{name}", from_device(array))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -219,7 +220,8 @@ class TritonProgram(SwappedKv):
             finally:
                 self._take(streamed)
             return
-        streamed = self._open_streamed()
+        with self._memory_told():
+            streamed = self._open_streamed()
         self._operators.let_go()  # first, because there may be no room for both
         try:
             self._settle(streamed, layers)
@@ -230,8 +232,14 @@ class TritonProgram(SwappedKv):
         self._take(streamed)
 
     def _settle(self, streamed: StreamedLayers, layers: int) -> None:
-        try:
+        with self._memory_told():
             streamed.settle(layers)
+
+    @contextmanager
+    def _memory_told(self) -> Iterator[None]:
+        """RequestError instead of torch's own for too little memory."""
+        try:
+            yield
         except torch.OutOfMemoryError as error:
             raise RequestError(
                 f"the GPU ({self._device.name}) has too little free for more layers",

@@ -65,8 +65,8 @@ LARGEST_CACHE_ERROR = {None: 0.0, 8: 2e-2, 4: 0.15}
 _OUTPUTS = 48
 """Number of a product's outputs that are compared; the others must only be finite."""
 
-_PRODUCT_ROWS = (1, 33, MOST_TILED_ROWS + 1)
-"""Numbers of rows: of tiles for few and for many, and of an unpacked weight."""
+_PRODUCT_ROWS = (1, 17, 33, MOST_TILED_ROWS + 1)
+"""Numbers of rows: of each size of tiles, which so are compiled, and of an unpacked weight."""
 
 _EXPERTS = 3
 """Number of a layer's experts that are compared."""
@@ -305,7 +305,7 @@ class _Check:
         biases = None if products.biases is None else _array(products.biases)
         x = self.inputs(len(chosen) * per_row, len(products.runs[0][0].part.columns))
         given, sent = self.tensor(x), self.wide(chosen)
-        found = products(given, sent, products.sort(sent))
+        found = products(given, sent, products.sort(sent, element_bytes=given.element_size()))
         expected = []
         for use, number in enumerate(chosen.reshape(-1).tolist()):
             row = x[use * len(x) // chosen.size][None]

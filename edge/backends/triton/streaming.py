@@ -44,7 +44,7 @@ class StreamedLayers:
     def __init__(
         self, arrays: ShardArrays, weights: ShardWeights, device: Device, *, is_half: bool
     ) -> None:
-        """Pack layers that are not packed yet. Takes no device memory."""
+        """Pack layers that are not packed yet. Takes device memory of a matrix meanwhile."""
         self._device = device
         self._host_bytes = weights.host_bytes
         self._key, self._packed = open_packed(arrays, weights, device, is_half=is_half)

@@ -16,7 +16,7 @@ from edge.backends.triton.device import Device
 from edge.backends.triton.observation import Grams
 from edge.backends.triton.tuning import ProductShape, Tuning
 from edge.kernels.matmul.triton import matmul
-from edge.kernels.matmul_nbits.gpu_layout import arranged
+from edge.kernels.matmul_nbits.gpu_layout import WORDS, arranged, num_tiles
 from edge.kernels.matmul_nbits.reference import QuantizedMatrix
 from edge.kernels.matmul_nbits.triton import (
     MOST_TILED_ROWS,
@@ -29,6 +29,12 @@ from edge.weights.recipe import StoredMatrix
 
 _HALF_ROUNDING = 2.0**-11
 """Relative; a scale that loses more than this as float16 is too small or too large for it."""
+
+
+_EXACT_FLOATS = (".router", ".linear_gates")
+"""Endings of the names of matrices that stay float32: small differences decide what they choose."""
+
+_ARRANGED_BYTES = 16 << 20
 
 
 class Product:
@@ -112,23 +118,37 @@ def gpu_arrays(
 ) -> dict[str, Tensor]:
     """The arrays that the kernels read, by name, on the device.
 
-    is_half: inputs of products are bfloat16. Then so are weights that are floats, and scales are
-    float16 where they fit, which makes int4 in blocks of 32 a fifth smaller.
+    is_half: inputs of products are bfloat16. Then so are weights that are floats, but for small
+    ones that decide something, and scales are float16 where they fit, which makes int4 in blocks of
+    32 a fifth smaller.
     """
     matrix = arrays.matrix(stored)
     if not isinstance(matrix, QuantizedMatrix):
         weight = to_device(matrix, device)
-        return {"weight": weight.bfloat16() if is_half else weight}
+        is_exact = stored.name.endswith(_EXACT_FLOATS)
+        return {"weight": weight.bfloat16() if is_half and not is_exact else weight}
     scales = torch.from_numpy(matrix.scales).to(device.torch).t().contiguous()
     zeros = matrix.zero_points
     named = {
-        "words": arranged(torch.from_numpy(matrix.codes).to(device.torch), matrix.bits),
+        "words": _arranged(matrix, device),
         "scales": _halved(scales) if is_half else scales,
         "zero_points": None if zeros is None else to_device(np.ascontiguousarray(zeros.T), device),
         "offsets": None if matrix.offsets is None else to_device(matrix.offsets, device),
         "order": None if matrix.order is None else to_device(matrix.order, device),
     }
     return {name: array for name, array in named.items() if array is not None}
+
+
+def _arranged(matrix: QuantizedMatrix, device: Device) -> Tensor:
+    """By some rows at a time: arranging takes several times the memory of what is arranged."""
+    rows, blocks, nbytes = matrix.codes.shape
+    tiles = num_tiles(blocks * matrix.block_size, matrix.bits)
+    words = torch.empty(tiles, rows, WORDS, dtype=torch.int32, device=device.torch)
+    each = max(1, _ARRANGED_BYTES // (blocks * nbytes))
+    for start in range(0, rows, each):
+        some = torch.from_numpy(matrix.codes[start : start + each]).to(device.torch)
+        words[:, start : start + each] = arranged(some, matrix.bits)
+    return words
 
 
 def _halved(scales: Tensor) -> Tensor:

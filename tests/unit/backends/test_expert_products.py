@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 
 from edge.kernels.matmul_nbits.reference import dequantize, quantize
 from tests.support.gpu_weights import packed_weight
 from tests.support.operator_face import normal
-from tests.support.triton_face import array, tensor
+from tests.support.triton_face import array, only_interpreted, tensor
 
 
 def test_scales_are_float32_where_some_expert_needs_that() -> None:
@@ -28,3 +32,16 @@ def test_scales_are_float32_where_some_expert_needs_that() -> None:
     for row, number in zip(found, (1, 0), strict=True):
         expected = (x @ dequantize(matrices[number]).T)[0]
         assert np.abs(row - expected).max() <= 2e-3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(1.0, "float16"), (1e-7, "float32"), (1e7, "float32")])
+def test_scales_are_float16_unless_one_would_be_lost(size: float, dtype: str) -> None:
+    only_interpreted()
+    from edge.backends.triton.device import Device
+    from edge.backends.triton.weights import gpu_arrays
+
+    matrix = quantize(normal(1, 9, 40) * np.float32(size), bits=4, block_size=32)
+    arrays: Any = SimpleNamespace(matrix=lambda _stored: matrix)
+    found = gpu_arrays(arrays, SimpleNamespace(name="up"), Device(), is_half=True)  # type: ignore[arg-type]
+    assert str(found["scales"].dtype) == f"torch.{dtype}"
+    assert np.allclose(array(found["scales"]).T, matrix.scales, rtol=2**-10)

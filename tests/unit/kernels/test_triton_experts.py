@@ -154,7 +154,7 @@ def multiplied(
     from edge.kernels.matmul_nbits.triton import ProductTiles
 
     rows, top_k = chosen.shape
-    tiles = expert_tiles(rows, stack, top_k=top_k)
+    tiles = expert_tiles(rows, stack, top_k=top_k, element_bytes=x.element_size())
     if small:
         tiles = ProductTiles(rows=8 if rows <= FEW_ROWS else 4, outputs=16)
     found = None
