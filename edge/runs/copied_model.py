@@ -230,7 +230,8 @@ class CopiedModel:
         if own is not None and running.failure is not None:
             self._forget(own)
         others = self._alive()
-        if own is not None and self.failure is None and not self.copies:
+        is_exchanged = self._held is not None  # `release` says whether there are others
+        if own is not None and self.failure is None and not self.copies and not is_exchanged:
             self.failure = error
         if self.failure is not None or not others:
             return answers

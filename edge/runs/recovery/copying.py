@@ -7,8 +7,10 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from edge.errors import CapacityError, EdgeError, NetworkError
+from edge.answers.answer import OnEnd
+from edge.errors import CapacityError, EdgeError, NetworkError, PeerLostError
 from edge.planning.copies import (
     CopiesForecast,
     LoadSeen,
@@ -27,10 +29,11 @@ from edge.protocol.peer_info import PeerInfo
 from edge.runs.copied_model import CopiedModel, ModelCopy
 from edge.runs.delivery import ship_ahead
 from edge.runs.load import load_model
-from edge.runs.model import RunningModel
+from edge.runs.model import Load, RunningModel
 from edge.runs.recovery.candidates import Candidates
 from edge.runs.recovery.reloading import Reloading
 from edge.runs.recovery.replanning import MOVES_APART_S, Replanning
+from edge.runs.run import PlanRun
 from edge.weights.checkpoint import Checkpoint
 
 LOOK_EVERY_S = 1.0
@@ -108,8 +111,11 @@ class Copying:
             await asyncio.wait(self._tasks)
         await self._stop_replanning()
 
-    async def _load(self, way: Way, checkpoint: Checkpoint, tell: OnProgress) -> None:
-        """Load one plan or all copies; nothing of the model is loaded before."""
+    async def _load(
+        self, way: Way, checkpoint: Checkpoint, tell: OnProgress, *, without_lost: bool = False
+    ) -> None:
+        """Load one plan or all copies; nothing of the model is loaded before. without_lost: the one
+        plan is repaired first, if devices of it do not answer."""
         peers = list(self._like.peers.values())
         self._way = way
         if way == "copies":
@@ -119,7 +125,11 @@ class Copying:
         options = replace(self._like.options, copies=None)
         self._like.forecast.replace(self._one)
         reload = replace(self._like, options=options, peers={peer.id: peer for peer in peers})
-        running = await self._begun(reload, self._one, checkpoint, peers, tell)
+        if without_lost:
+            running = await self._begun(reload, partial(_on_who_is_left, reload))
+        else:
+            load = partial(_by, self._one, reload, checkpoint, peers, tell)
+            running = await self._begun(reload, load)
         self._front.add(ModelCopy(running=running, forecast=reload.forecast, peers=reload.peers))
         if options.replan == "auto":
             self._replanning = Replanning(self._candidates, reload, running)
@@ -169,15 +179,30 @@ class Copying:
                     await self._front.remove(copy)
                 before = self._way
                 self._like.peers |= peers  # some may have come back at another address
-                try:
-                    await self._load(other, checkpoint, ignore_progress)
-                except Exception as error:
-                    _log.info("%s: %s", other, error)
-                    if not self._front.copies:
-                        await self._load(before, checkpoint, ignore_progress)
+                if not await self._loads(other, checkpoint):
+                    await self._go_back(before, checkpoint)
                 _log.info("%d requests at once: %s", len(self._front.answers), self._way)
             finally:
                 self._front.release()
+
+    async def _loads(self, way: Way, checkpoint: Checkpoint) -> bool:
+        """Load one plan or all copies, and say whether that runs now. The first copies do so
+        without the others, which are loaded once their devices are there."""
+        try:
+            await self._load(way, checkpoint, ignore_progress)
+        except Exception as error:
+            _log.info("%s: %s", way, error)
+        return len(self._front.copies) >= (2 if way == "copies" else 1)
+
+    async def _go_back(self, before: Way, checkpoint: Checkpoint) -> None:
+        """Load what ran before a change that failed. Where a device of it is lost, too, the model
+        goes on by a plan without that, as after any loss."""
+        for copy in self._front.copies:
+            await self._front.remove(copy)
+        if before == "copies":
+            await self._loads(before, checkpoint)
+        if not self._front.copies:
+            await self._load("one", checkpoint, ignore_progress, without_lost=True)
 
     async def _drained(self) -> bool:
         """Whether the answers on copies end within DRAINS_WITHIN_S."""
@@ -229,28 +254,19 @@ class Copying:
             peers={peer.id: peer for peer in peers},
             changed=asyncio.Event(),
         )
-        running = await self._begun(reload, proposal, checkpoint, peers, tell)
+        load = partial(_by, proposal, reload, checkpoint, peers, tell)
+        running = await self._begun(reload, load)
         self._context_tokens = proposal.context_tokens
         self._like.peers |= {peer.id: peer for peer in peers}
         copy = ModelCopy(running=running, forecast=forecast, peers=reload.peers)
         self._front.add(copy)
         return copy
 
-    async def _begun(
-        self,
-        reload: Reloading,
-        proposal: Proposal,
-        checkpoint: Checkpoint,
-        peers: Sequence[PeerInfo],
-        tell: OnProgress,
-    ) -> RunningModel:
+    async def _begun(self, reload: Reloading, load: Load) -> RunningModel:
         running = RunningModel(
             reload, lambda answers, error: self._front.takes_over_from(running, answers, error)
         )
-        delivery = reload.delivery(checkpoint, proposal, peers, tell)
-        run = await load_model(delivery, peers, on_end=running.ended)
-        reload.manifests = run.manifests
-        running.begin(run)
+        running.begin(await load(running.ended))
         return running
 
     def _free(self, own: set[str]) -> Sequence[PeerInfo]:
@@ -294,3 +310,30 @@ class Copying:
                     _log.info("a copy on %s answers, too", copy.in_words)
         except EdgeError as error:
             _log.info("no further copy was loaded: %s", error)
+
+
+async def _by(
+    proposal: Proposal,
+    reload: Reloading,
+    checkpoint: Checkpoint,
+    peers: Sequence[PeerInfo],
+    tell: OnProgress,
+    on_end: OnEnd,
+) -> PlanRun:
+    """Load by this plan, with all of its devices."""
+    delivery = reload.delivery(checkpoint, proposal, peers, tell)
+    run = await load_model(delivery, peers, on_end=on_end)
+    reload.manifests = run.manifests
+    return run
+
+
+async def _on_who_is_left(reload: Reloading, on_end: OnEnd) -> PlanRun:
+    """Load without devices that do not answer, or that are lost meanwhile."""
+    lost: set[str] = set()
+    while True:
+        try:
+            return await reload(lost, on_end)
+        except PeerLostError as error:
+            if error.peer in lost:
+                raise
+            lost.add(error.peer)

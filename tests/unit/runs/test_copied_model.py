@@ -18,9 +18,12 @@ from edge.peer.daemon import PeerDaemon
 from edge.planning.copies import CopiesForecast, LoadSeen, forecast_copies
 from edge.planning.load_options import parse_copies
 from edge.planning.proposal import Proposal
-from edge.runs.copied_model import CopiedModel
+from edge.runs import shipping
+from edge.runs.copied_model import CopiedModel, ModelCopy
+from edge.runs.load import load_model
 from edge.runs.model import MOST_LOSSES_WITHOUT_A_TOKEN, RunningModel
 from edge.runs.recovery import candidates, copying
+from edge.runs.run import PlanRun
 from edge.server.cluster_view import cluster_view
 from edge.server.metrics import Metrics
 from edge.server.observer import LastSeen
@@ -260,10 +263,13 @@ def test_copies_as_text(text: str, copies: object) -> None:
 
 
 @contextlib.asynccontextmanager
-async def automatic(folder: Path, concurrency: int) -> AsyncIterator[edge.AsyncModel]:
+async def automatic(
+    folder: Path, concurrency: int, daemons: Sequence[PeerDaemon] | None = None
+) -> AsyncIterator[edge.AsyncModel]:
+    """daemons: None: two that it starts."""
     load: dict[str, Any] = {"dtype": "int8", "context_tokens": 256}
-    async with null_peers(folder, 2) as daemons:
-        addresses = [each.resources.addresses[0] for each in daemons]
+    async with null_peers(folder, 0 if daemons else 2) as started:
+        addresses = [each.resources.addresses[0] for each in daemons or started]
         async with (
             asyncio.timeout(120),
             await edge.AsyncCluster.connect(addresses, insecure=True) as cluster,
@@ -304,13 +310,18 @@ def test_auto_begins_with_what_its_requests_at_once_gain_by(
     asyncio.run(main())
 
 
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two looks at the load make a window, and a change may follow another at once."""
+    monkeypatch.setattr(copying, "LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(copying, "MOVES_APART_S", 0.0)
+    monkeypatch.setattr(LoadSeen.__init__, "__defaults__", (2,))
+
+
 def test_auto_changes_with_the_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gain: dict[str, float]
 ) -> None:
     """To copies where these are faster for it, and back; nobody loses an answer by it."""
-    monkeypatch.setattr(copying, "LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr(copying, "MOVES_APART_S", 0.0)
-    monkeypatch.setattr(LoadSeen.__init__, "__defaults__", (2,))
+    look_often(monkeypatch)
     counts: set[int] = set()
 
     async def asks_on(model: edge.AsyncModel, number: int, until: int) -> None:
@@ -332,3 +343,105 @@ def test_auto_changes_with_the_load(
 
     asyncio.run(main())
     assert counts == {1, 2}
+
+
+@pytest.mark.parametrize("way", ["copies", "one"])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_device_lost_in_a_change_does_not_end_the_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gain: dict[str, float],
+    lost: int,
+    way: str,
+) -> None:
+    """Once nothing of the model is loaded, one device of two is lost."""
+    monkeypatch.setattr(shipping, "FIRST_DELAY_S", 0.0)
+    gain["copies"] = 4.0 if way == "one" else 1.0  # what it begins with
+    gone = asyncio.Event()
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons:
+            remove = CopiedModel.remove
+
+            async def then_lost(front: CopiedModel, copy: ModelCopy) -> None:
+                await remove(front, copy)
+                if not front.copies and not gone.is_set():
+                    await daemons[lost].aclose()
+                    gone.set()
+
+            monkeypatch.setattr(CopiedModel, "remove", then_lost)
+            async with automatic(tmp_path, 8, daemons) as model:
+                before = len(model.copies)
+                assert before == (2 if way == "one" else 1)
+                look_often(monkeypatch)
+                gain["copies"] = 1.0 if way == "one" else 4.0
+                answered = asyncio.create_task(ask_until(model, gone))
+                await gone.wait()
+                prompt = [*BEGINNINGS[1], 1]
+                assert list((await whole(ask(model, prompt, 8))).token_ids) == expected(prompt, 8)
+                await answered
+                assert [copy.devices for copy in model.copies] == [(f"null-{1 - lost}",)]
+                assert not model.is_over
+
+    asyncio.run(main())
+
+
+async def ask_until(model: edge.AsyncModel, event: asyncio.Event) -> None:
+    """Ask so that there is a load, and expect each answer."""
+    prompt = [*BEGINNINGS[0], 1]
+    wanted = expected(prompt, 8)
+    while not event.is_set():
+        assert list((await whole(ask(model, prompt, 8))).token_ids) == wanted
+
+
+def test_a_loss_while_copies_are_exchanged_does_not_end_the_model(tmp_path: Path) -> None:
+    """Only the end of the exchange says whether there are others."""
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (_model, front):
+            front.hold()
+            for daemon in daemons:
+                await daemon.aclose()
+            while front.copies:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            assert front.failure is None
+            front.release()
+            assert "no copy of the model could be loaded" in str(front.failure)
+
+    asyncio.run(main())
+
+
+def test_a_change_that_failed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gain: dict[str, float]
+) -> None:
+    """One copy ran already when another could not be loaded."""
+    gain["copies"] = 1.0
+    changed, loads = asyncio.Event(), 0
+
+    async def lost_once(*arguments: Any, **options: Any) -> PlanRun:
+        nonlocal loads
+        loads += 1
+        if loads == 2:
+            raise edge.PeerLostError("null-1", "it was lost in a load")
+        return await load_model(*arguments, **options)
+
+    def release(front: CopiedModel) -> None:
+        ways.append(len(front.copies))
+        if len(front.copies) == 2:
+            changed.set()
+        released(front)
+
+    ways: list[int] = []
+    released = CopiedModel.release
+
+    async def main() -> None:
+        async with automatic(tmp_path, 1) as model:
+            monkeypatch.setattr(copying, "load_model", lost_once)
+            monkeypatch.setattr(CopiedModel, "release", release)
+            look_often(monkeypatch)
+            gain["copies"] = 4.0
+            await ask_until(model, changed)
+            assert ways == [1, 2]
+            assert len(model.copies) == 2
+
+    asyncio.run(main())
