@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 
-from edge.errors import EdgeError
+from edge.errors import EdgeError, NetworkError
 from edge.membership.presence import Broke, Missed, Presences
 from edge.protocol.discovery import Look
 from edge.protocol.peer_info import PeerInfo, describe_all, each_once, with_unique_names
@@ -26,6 +27,9 @@ Used = Callable[[], Collection[PeerInfo]]
 
 Watch = Callable[[Used, Presences, float], AsyncGenerator[Look]]
 """Looks at present, unused peers: at an interval in seconds, and whenever one comes or goes."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class Candidates:
@@ -61,18 +65,26 @@ class Candidates:
 
     async def looks(self, used: Used) -> AsyncGenerator[tuple[PeerInfo, ...]]:
         """Present, unused peers, every LOOK_EVERY_S and as soon as one is announced. Peers that
-        came and went are skipped for a while.
+        came and went are skipped for a while. A look that fails is logged, and others follow.
 
         Raises NetworkError if this device cannot look.
         """
         watch = self._watch or self._asked
-        async with contextlib.aclosing(watch(used, self._presences, LOOK_EVERY_S)) as looks:
-            async for look in looks:
-                found = look.peers
-                ids = {peer.id for peer in found if self._is_trusted(peer)}
-                self._missed({peer.id for peer in (*found, *used())})
-                self._saw(found)
-                yield tuple(peer for peer in self.peers if peer.id in ids)
+        while True:
+            try:
+                async with contextlib.aclosing(watch(used, self._presences, LOOK_EVERY_S)) as looks:
+                    async for look in looks:
+                        found = look.peers
+                        ids = {peer.id for peer in found if self._is_trusted(peer)}
+                        self._missed({peer.id for peer in (*found, *used())})
+                        self._saw(found)
+                        yield tuple(peer for peer in self.peers if peer.id in ids)
+                return
+            except NetworkError:
+                raise
+            except Exception:
+                _log.exception("looking for peers failed; it goes on in %g s", LOOK_EVERY_S)
+                await asyncio.sleep(LOOK_EVERY_S)
 
     def lost(self, ids: Collection[str]) -> None:
         """Record that connections to these devices broke."""

@@ -143,23 +143,23 @@ class Copying:
             requests = seen.look(len(self._front.answers))
             if not requests or loop.time() < next_change_s:
                 continue
-            if self._way == "one":
-                self._one = self._like.forecast.proposal
-            plans = [with_rates(each, self._one.cluster) for each in self._copy_plans]
-            predicted = forecast_copies(self._one, plans, requests)
-            self._tell(predicted)
-            wants = predicted is not None and predicted.way(self._way) != self._way
-            asked = asked + 1 if wants else 0
-            if asked >= 2:
-                asked, next_change_s = 0, loop.time() + MOVES_APART_S
-                try:
+            try:
+                if self._way == "one":
+                    self._one = self._like.forecast.proposal
+                plans = [with_rates(each, self._one.cluster) for each in self._copy_plans]
+                predicted = forecast_copies(self._one, plans, requests)
+                self._tell(predicted)
+                wants = predicted is not None and predicted.way(self._way) != self._way
+                asked = asked + 1 if wants else 0
+                if asked >= 2:
+                    asked, next_change_s = 0, loop.time() + MOVES_APART_S
                     async with self._turn:
                         await self._change()
-                except EdgeError as error:
-                    _log.info("the model stays as it is: %s", error)
-                except Exception:
-                    _log.exception("changing between one plan and copies failed")
-                self._tell(predicted)
+                    self._tell(predicted)
+            except EdgeError as error:
+                _log.info("the model stays as it is: %s", error)
+            except Exception:
+                _log.exception("changing between one plan and copies failed")
 
     async def _change(self) -> None:
         """Load copies in place of one plan, or the other way round, once no answer is under
@@ -283,12 +283,13 @@ class Copying:
                 async for there in looks:
                     if self._front.failure is not None:
                         return
-                    async with self._turn:
-                        await self._fill([peer for peer in there if not peer.is_leaving])
+                    try:
+                        async with self._turn:
+                            await self._fill([peer for peer in there if not peer.is_leaving])
+                    except Exception:  # the next look comes all the same
+                        _log.exception("loading further copies failed")
         except NetworkError as error:
             _log.info("devices that come back are not noticed: %s", error)
-        except Exception:
-            _log.exception("looking for devices for copies failed")
 
     async def _fill(self, there: Sequence[PeerInfo]) -> None:
         """Load copies on devices without a part, as long as there are too few."""

@@ -95,12 +95,13 @@ class Replanning:
                     if self._model.failure is not None:
                         return
                     self._there = [peer for peer in there if not peer.is_leaving]
-                    async with self._turn:
-                        await self._look_at(self._there)
+                    try:
+                        async with self._turn:
+                            await self._look_at(self._there)
+                    except Exception:  # the next look comes all the same
+                        _log.exception("considering another plan failed")
         except NetworkError as error:
             _log.info("peers that join are not noticed: %s", error)
-        except Exception:
-            _log.exception("looking for peers that join failed")
 
     async def _look_at(self, there: Sequence[PeerInfo]) -> None:
         """Move to another plan, if peers have joined or devices have changed their pace and it

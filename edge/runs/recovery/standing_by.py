@@ -60,13 +60,14 @@ class StandingBy:
             while self._model.failure is None:
                 self._reloading.changed.clear()
                 await asyncio.sleep(SETTLES_S)
-                if not self._model.is_recovering:
-                    await self._look()
+                try:
+                    if not self._model.is_recovering:
+                        await self._look()
+                except Exception:  # the next look comes all the same
+                    _log.exception("having devices stand by failed")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._reloading.changed.wait()
-        except Exception:
-            _log.exception("having devices stand by failed")
         finally:
             await self._let_go()
 

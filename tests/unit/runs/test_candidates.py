@@ -7,9 +7,13 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
+import pytest
+
+from edge.errors import NetworkError
 from edge.membership.presence import Presences
 from edge.protocol.discovery import Look
 from edge.protocol.peer_info import PeerInfo, each_once
+from edge.runs.recovery import candidates as candidates_module
 from edge.runs.recovery.candidates import (
     FIRST_WAIT_S,
     MOST_WAIT_S,
@@ -70,6 +74,30 @@ def test_who_has_the_keys_of_one_in_use_is_no_candidate() -> None:
             assert found.address == copy.address
 
     asyncio.run(main())
+
+
+def test_a_look_that_fails_is_logged_and_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(candidates_module, "LOOK_EVERY_S", 0.0)
+    watched: list[int] = []
+
+    async def watch(used: Used, presences: Presences, _every_s: float) -> AsyncGenerator[Look]:
+        watched.append(1)
+        yield Look(peers=each_once([B], presences, used())[0], silent=frozenset())
+        if len(watched) == 1:
+            raise ValueError("not foreseen")
+        raise NetworkError("this device cannot look")
+
+    async def main() -> None:
+        async with contextlib.aclosing(Candidates([A, B], watch=watch).looks(list)) as looks:
+            assert [peer.id for peer in await anext(looks)] == ["b"]
+            assert [peer.id for peer in await anext(looks)] == ["b"]
+            with pytest.raises(NetworkError, match="cannot look"):
+                await anext(looks)
+
+    asyncio.run(main())
+    assert "not foreseen" in caplog.text
 
 
 def test_the_wait_grows_with_each_loss_up_to_a_limit() -> None:

@@ -179,6 +179,52 @@ def test_a_lost_copy_is_loaded_again(
     asyncio.run(main())
 
 
+def test_a_look_for_devices_that_fails_is_logged_and_followed_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(candidates, "LOOK_EVERY_S", 0.0)
+    looks, is_over = 0, asyncio.Event()
+
+    async def fill(*_: object) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise ValueError("not foreseen")
+        is_over.set()
+
+    monkeypatch.setattr(copying.Copying, "_fill", fill)
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2) as daemons, copies(daemons):
+            await is_over.wait()
+
+    asyncio.run(main())
+    assert "not foreseen" in caplog.text
+
+
+def test_a_look_at_the_load_that_fails_is_logged_and_followed_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks, is_over = 0, asyncio.Event()
+
+    def fails_once(*arguments: Any) -> CopiesForecast | None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise ValueError("not foreseen")
+        is_over.set()
+        return forecast_copies(*arguments)
+
+    async def main() -> None:
+        async with automatic(tmp_path, 1) as model:
+            monkeypatch.setattr(copying, "forecast_copies", fails_once)
+            look_often(monkeypatch)
+            await ask_until(model, is_over)
+
+    asyncio.run(main())
+    assert "not foreseen" in caplog.text
+
+
 def test_a_cancelled_answer_is_forgotten(tmp_path: Path) -> None:
     async def main() -> None:
         async with null_peers(tmp_path, 2) as daemons, copies(daemons) as (model, front):

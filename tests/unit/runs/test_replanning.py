@@ -130,6 +130,35 @@ async def _never() -> AsyncIterator[None]:
     yield
 
 
+def test_a_look_that_fails_is_logged_and_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def twice() -> AsyncIterator[tuple[PeerInfo, ...]]:
+        yield (OLD,)
+        yield (NEW,)
+
+    async def main() -> None:
+        looked: list[str] = []
+        is_over = asyncio.Event()
+
+        async def look_at(_self: Replanning, there: list[PeerInfo]) -> None:
+            looked.extend(peer.name for peer in there)
+            if len(looked) == 1:
+                raise ValueError("not foreseen")
+            is_over.set()
+
+        monkeypatch.setattr(Replanning, "_look_at", look_at)
+        running: Any = Running()
+        candidates: Any = SimpleNamespace(looks=lambda _used: twice(), are_announced=False)
+        replanning = Replanning(candidates, running, running)
+        await is_over.wait()
+        assert looked == ["old", "new"]
+        await replanning.aclose()
+
+    asyncio.run(main())
+    assert "not foreseen" in caplog.text
+
+
 @pytest.mark.parametrize("are_announced", [True, False])
 def test_a_faster_network_that_appears_is_taken_when_no_answer_is_under_way(
     are_announced: bool, monkeypatch: pytest.MonkeyPatch

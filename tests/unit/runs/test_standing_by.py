@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +81,33 @@ def test_the_shard_is_in_memory_before_it_is_needed(tmp_path: Path) -> None:
             assert after.token_ids == before.token_ids
 
     asyncio.run(main())
+
+
+def test_a_look_that_fails_is_logged_and_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edge.runs.recovery.standing_by.SETTLES_S", 0.0)
+    monkeypatch.setattr("edge.runs.recovery.standing_by.LOOK_EVERY_S", 0.0)
+
+    async def main() -> None:
+        looks, is_over = 0, asyncio.Event()
+
+        async def look(_self: StandingBy) -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise ValueError("not foreseen")
+            is_over.set()
+
+        monkeypatch.setattr(StandingBy, "_look", look)
+        reloading: Any = SimpleNamespace(changed=asyncio.Event())
+        model: Any = SimpleNamespace(failure=None, is_recovering=False)
+        found = StandingBy(reloading, model)
+        await is_over.wait()
+        await found.aclose()
+
+    asyncio.run(main())
+    assert "not foreseen" in caplog.text
 
 
 def test_nobody_is_asked_where_all_is_ready(
