@@ -61,7 +61,8 @@ class Copying:
         self._one: Proposal = like.forecast.proposal
         """The proposal for one plan, with the rates of the devices."""
         self._context_tokens: int | None = None
-        """The context of all copies, once there is one."""
+        """The context that all copies keep, and one plan in their place; None: nothing is loaded
+        yet."""
         self._refused: frozenset[tuple[str, int]] = frozenset()
         """Peers, by id and epoch, on which no copy fits."""
         self._turn = asyncio.Lock()
@@ -87,9 +88,15 @@ class Copying:
                 f"{self._wanted} copies were asked for",
                 remedy="ask for fewer copies, for copies auto, or for a shorter context",
             )
-        self._copy_plans = plans
         predicted = forecast_copies(self._one, plans, options.concurrency)
         is_one = options.copies == "auto" and (predicted is None or predicted.way() == "one")
+        if is_one:
+            # Its users may count on its whole context, so no copies with a shorter one follow.
+            self._context_tokens = self._one.context_tokens
+            if any(each.context_tokens < self._context_tokens for each in plans):
+                plans = await self._plans(checkpoint, peers, self._wanted)
+                predicted = forecast_copies(self._one, plans, options.concurrency)
+        self._copy_plans = plans
         try:
             await self._load("one" if is_one else "copies", checkpoint, tell)
         except BaseException:
@@ -100,7 +107,8 @@ class Copying:
     def begin(self) -> None:
         """Begin to look for devices, and for "auto" at the load."""
         self._tasks = [asyncio.create_task(self._watch_devices())]
-        if self._like.options.copies == "auto" and len(self._copy_plans) > 1:
+        keeps_context = self._one.context_tokens >= (self._context_tokens or 0)
+        if self._like.options.copies == "auto" and len(self._copy_plans) > 1 and keeps_context:
             self._tasks.append(asyncio.create_task(self._watch_load()))
 
     async def aclose(self) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 
 import edge
+from edge.api import loading
 from edge.backends.null.made_up import replies
 from edge.demos.bundled import MODEL
 from edge.peer.daemon import PeerDaemon
 from edge.planning.copies import CopiesForecast, LoadSeen, forecast_copies
 from edge.planning.load_options import parse_copies
+from edge.planning.measured_proposal import measured_proposal
 from edge.planning.proposal import Proposal
+from edge.protocol.peer_info import PeerInfo
 from edge.runs import shipping
 from edge.runs.copied_model import CopiedModel, ModelCopy
 from edge.runs.load import load_model
@@ -310,10 +313,13 @@ def test_copies_as_text(text: str, copies: object) -> None:
 
 @contextlib.asynccontextmanager
 async def automatic(
-    folder: Path, concurrency: int, daemons: Sequence[PeerDaemon] | None = None
+    folder: Path,
+    concurrency: int,
+    daemons: Sequence[PeerDaemon] | None = None,
+    context_tokens: int | None = 256,
 ) -> AsyncIterator[edge.AsyncModel]:
     """daemons: None: two that it starts."""
-    load: dict[str, Any] = {"dtype": "int8", "context_tokens": 256}
+    load: dict[str, Any] = {"dtype": "int8", "context_tokens": context_tokens}
     async with null_peers(folder, 0 if daemons else 2) as started:
         addresses = [each.resources.addresses[0] for each in daemons or started]
         async with (
@@ -330,9 +336,12 @@ def gain(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     test says."""
     said: dict[str, float] = {}
 
-    def predicted(one: Proposal, copies: Sequence[Proposal], requests: int) -> CopiesForecast:
+    def predicted(
+        one: Proposal, copies: Sequence[Proposal], requests: int
+    ) -> CopiesForecast | None:
         found = forecast_copies(one, copies, requests)
-        assert found is not None
+        if found is None:
+            return None
         copied = said.get("copies", float(min(4, requests)))
         return replace(found, one_tokens_per_s=2.0, copies_tokens_per_s=copied)
 
@@ -491,3 +500,69 @@ def test_a_change_that_failed_is_tried_again(
             assert len(model.copies) == 2
 
     asyncio.run(main())
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch, module: Any, usual: int, most: int) -> None:
+    """Plans that the module makes have this context, and at most that if more is asked for."""
+
+    async def proposal(
+        checkpoint: Checkpoint, peers: Sequence[PeerInfo], options: edge.LoadOptions, **named: Any
+    ) -> Proposal:
+        if (options.context_tokens or 0) > most:
+            raise edge.CapacityError("a context that long does not fit")
+        options = replace(options, context_tokens=options.context_tokens or usual)
+        return await measured_proposal(checkpoint, peers, options, **named)
+
+    monkeypatch.setattr(module, "measured_proposal", proposal)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_copies_in_place_of_one_plan_keep_its_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gain: dict[str, float], fits: bool
+) -> None:
+    """Else the model stays on the one plan."""
+    shorten(monkeypatch, loading, 256, 256)
+    shorten(monkeypatch, copying, 128, 256 if fits else 128)
+    gain["copies"] = 1.0
+
+    async def main() -> None:
+        async with automatic(tmp_path, 1, context_tokens=None) as model:
+            assert model.context_tokens == 256
+            look_often(monkeypatch)
+            gain["copies"] = 4.0
+            if not fits:
+                assert not looks_at_the_load(model)
+                return
+            until_copies = asyncio.Event()
+            asking = asyncio.create_task(ask_until(model, until_copies))
+            while len(model.copies) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            until_copies.set()
+            await asking
+            assert {copy.proposal.context_tokens for copy in model.copies} == {256}
+            prompt = [1 + number % 500 for number in range(200)]
+            assert list((await whole(ask(model, prompt, 8))).token_ids) == expected(prompt, 8)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("gain")
+@pytest.mark.parametrize("of_one", [128, 256])
+def test_one_plan_in_place_of_copies_keeps_their_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_one: int
+) -> None:
+    shorten(monkeypatch, loading, of_one, of_one)
+    shorten(monkeypatch, copying, 256, 256)
+
+    async def main() -> None:
+        async with automatic(tmp_path, 8, context_tokens=None) as model:
+            assert (len(model.copies), model.context_tokens) == (2, 256)
+            assert looks_at_the_load(model) == (of_one == 256)
+
+    asyncio.run(main())
+
+
+def looks_at_the_load(model: edge.AsyncModel) -> bool:
+    (found,) = model._held.attendants
+    assert isinstance(found, copying.Copying)
+    return len(found._tasks) > 1
