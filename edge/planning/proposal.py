@@ -258,6 +258,17 @@ def propose(
     )
 
 
+def in_form_of(proposal: Proposal, checkpoint: Checkpoint, options: LoadOptions) -> Proposal:
+    """The proposal with the sizes of weights in the format of these options."""
+    weight_format = options.weight_format(checkpoint)
+    return replace(
+        proposal,
+        model=facts_of(checkpoint, options, proposal.limits),
+        dtype=weight_format.name,
+        weights=in_words(checkpoint.spec, weight_format),
+    )
+
+
 @contextlib.contextmanager
 def errors_for_users(
     checkpoint: Checkpoint, cluster: ClusterSpec, options: LoadOptions, sizes: LoadSizes

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from edge.answers.answer import OnEnd
@@ -20,10 +21,9 @@ from edge.errors import (
     PeerLostError,
 )
 from edge.host.cache_paths import cache_root
-from edge.models.spec import FILE_BLOCKS
 from edge.planning.forecast import Forecast
 from edge.planning.load_options import LoadOptions
-from edge.planning.proposal import Proposal
+from edge.planning.proposal import Proposal, in_form_of
 from edge.planning.repairing import repaired_proposal
 from edge.progress import OnProgress, ignore_progress
 from edge.protocol.lease import Lease
@@ -196,21 +196,47 @@ class Reloading:
         if not peers:
             raise NoPeersError("no device that is left has room for the model")
         async with self.opened() as checkpoint:
-            before = self.forecast.proposal
-            if all(FILE_BLOCKS in peer.lacks for peer in peers):
-                # Rounded otherwise, it goes on; no other device could compute it.
-                self.options = self.options.for_peers(checkpoint, peers)
-            proposal = await repaired_proposal(
+            repaired = partial(
+                self._repaired,
                 checkpoint,
                 peers,
-                self.options,
-                before=before,
-                lost=set(before.plan.devices) - {peer.id for peer in peers},
                 # A peer without keys that restarted has a new id at the same address.
                 cached={peer.id: kept.get(peer.id, ()) for peer in peers},
             )
-            delivery = self.delivery(checkpoint, proposal, peers)
-            return await self._loaded(delivery, proposal, peers, living, on_end)
+            options = self.options
+            try:
+                proposal = await repaired(options)
+            except CapacityError:
+                packed = options.for_peers(checkpoint, peers)
+                if packed is options:
+                    raise
+                # Rounded otherwise, it goes on: on devices without kernels for blocks of files.
+                options, proposal = packed, await repaired(packed)
+            delivery = self.delivery(checkpoint, proposal, peers, options=options)
+            run = await self._loaded(delivery, proposal, peers, living, on_end)
+            self.options = options
+            return run
+
+    async def _repaired(
+        self,
+        checkpoint: Checkpoint,
+        peers: Sequence[PeerInfo],
+        options: LoadOptions,
+        *,
+        cached: Mapping[str, Sequence[Seat]],
+    ) -> Proposal:
+        """The plan to go on with on these peers, with weights in the form of these options."""
+        before = self.forecast.proposal
+        if options is not self.options:
+            before = in_form_of(before, checkpoint, options)
+        return await repaired_proposal(
+            checkpoint,
+            peers,
+            options,
+            before=before,
+            lost=set(before.plan.devices) - {peer.id for peer in peers},
+            cached=cached,
+        )
 
     async def by(self, proposal: Proposal, on_end: OnEnd) -> PlanRun:
         """Load by this plan. Raises PeerLostError if one of its devices is missing."""
@@ -247,14 +273,17 @@ class Reloading:
         proposal: Proposal,
         peers: Sequence[PeerInfo],
         tell: OnProgress = ignore_progress,
+        *,
+        options: LoadOptions | None = None,
     ) -> Delivery:
-        """The delivery of this plan's shards to its peers, a part of `peers`.
+        """The delivery of this plan's shards to its peers, a part of `peers`. options: None: those
+        of the model as it runs.
 
         Raises CapacityError if the longest context fits nowhere.
         """
         return Delivery(
             checkpoint=checkpoint,
-            load=ResolvedLoad.of(checkpoint, self.options, proposal, peers),
+            load=ResolvedLoad.of(checkpoint, options or self.options, proposal, peers),
             lease=self.lease,
             cache_root=cache_root(),
             tell=tell,

@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 
 import edge
+from edge.backends.null.backend import NullBackend
 from edge.demos.bundled import MODEL
+from edge.models.spec import FILE_BLOCKS
 from edge.peer.daemon import PeerDaemon
+from edge.planning.proposal import Proposal, in_form_of
+from edge.planning.repairing import repaired_proposal
 from edge.runs.load import load_model
 from edge.runs.model import RunningModel
 from edge.runs.recovery import reloading
 from edge.runs.recovery.candidates import Candidates
 from edge.runs.recovery.reloading import Reloading
 from edge.runs.run import PlanRun
+from edge.weights.checkpoint import Checkpoint
 from tests.support.null_peers import null_peers
 from tests.support.passing_time import let_pass
 from tests.support.plans import bundled_plan
@@ -137,5 +142,51 @@ def test_room_that_another_model_took_meanwhile_is_not_counted_on(
                 assert after.token_ids == before.token_ids
                 assert model.plan.devices == (ids[0],)
                 assert others[0].plan.devices == (ids[0],)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["it is alone", "beside one without room"])
+def test_a_device_without_kernels_for_blocks_gets_packed_weights_where_no_other_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_alone: bool
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tried: list[bool] = []
+
+    async def no_room(*given: Any, **named: Any) -> Proposal:
+        options = given[2]
+        tried.append(options.packs_blocks)
+        if not options.packs_blocks and not is_alone:
+            raise edge.CapacityError("the device with the kernels has no room")
+        return await repaired_proposal(*given, **named)
+
+    monkeypatch.setattr(reloading, "repaired_proposal", no_room)
+
+    async def main() -> None:
+        async with null_peers(tmp_path, 2 if is_alone else 3) as peers:
+            addresses = [each.resources.addresses[0] for each in peers]
+            async with await edge.AsyncCluster.connect(addresses, insecure=True) as cluster:
+                plan = bundled_plan("solo", devices=[peers[0].resources.id])
+                load = cluster.load(MODEL, plan=plan, dtype="int4", replan="off")
+                async with await load as model:
+                    running = model._held.running
+                    assert isinstance(running, RunningModel)
+                    reload = running._reload
+                    assert isinstance(reload, Reloading)
+                    was_packed = reload.options.packs_blocks
+                    in_blocks = reload.forecast.proposal.model
+                    before = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                    # As where it has joined since, and is described for the first time.
+                    lacks = NullBackend.lacks | {FILE_BLOCKS}
+                    monkeypatch.setattr(peers[1].resources.backend(), "lacks", lacks)
+                    await peers[0].aclose()
+                    after = await model.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
+                    assert after.token_ids == before.token_ids
+                    assert tried == [False, True]
+                    assert (was_packed, reload.options.packs_blocks) == (False, True)
+                    with Checkpoint.open(MODEL) as checkpoint:
+                        proposal = reload.forecast.proposal
+                        assert proposal.model != in_blocks
+                        assert proposal == in_form_of(proposal, checkpoint, reload.options)
 
     asyncio.run(main())
