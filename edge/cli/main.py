@@ -17,7 +17,7 @@ import signal
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -108,6 +108,19 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run a command, by default that of this process's arguments; never returns."""
+    try:
+        _run(arguments)
+    except KeyboardInterrupt:  # in the moment in which the command ended
+        sys.exit(130)
+    except _Terminated:
+        end_by(signal.SIGTERM)  # the parent process sees the signal
+    finally:
+        if arguments is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            # Nothing is left to close, and Python would show a traceback while it ends.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _run(arguments: list[str] | None) -> NoReturn:
     _prepare_streams()
     logging.basicConfig(format="edge: %(message)s")
     if arguments is None:
@@ -133,8 +146,6 @@ def main(arguments: list[str] | None = None) -> Any:
     except (KeyboardInterrupt, click.Abort):
         click.echo("\nInterrupted; everything this command started was ended.", err=True)
         sys.exit(130)
-    except _Terminated:
-        end_by(signal.SIGTERM)  # the parent process sees the signal
     except EdgeError as error:
         click.echo(f"edge: {error}", err=True)
         if wants_json:
