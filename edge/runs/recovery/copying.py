@@ -61,8 +61,7 @@ class Copying:
         self._one: Proposal = like.forecast.proposal
         """The proposal for one plan, with the rates of the devices."""
         self._context_tokens: int | None = None
-        """The context that all copies keep, and one plan in their place; None: nothing is loaded
-        yet."""
+        """The context that copies, and one plan in their place, keep; None before a load."""
         self._refused: frozenset[tuple[str, int]] = frozenset()
         """Peers, by id and epoch, on which no copy fits."""
         self._turn = asyncio.Lock()
@@ -170,8 +169,7 @@ class Copying:
                 _log.exception("changing between one plan and copies failed")
 
     async def _change(self) -> None:
-        """Load copies in place of one plan, or the other way round, once no answer is under
-        way."""
+        """Load copies in place of one plan, or the other way round, between answers."""
         other: Way = "one" if self._way == "copies" else "copies"
         peers = {peer.id: peer for peer in self._candidates.peers}
         async with self._like.opened() as checkpoint:
@@ -180,7 +178,7 @@ class Copying:
                 await ship_ahead(delivery, peers)
             self._front.hold()
             try:
-                if not await self._drained():
+                if not await _drained(self._front):
                     return
                 await self._stop_replanning()
                 for copy in self._front.copies:
@@ -212,14 +210,6 @@ class Copying:
         if not self._front.copies:
             await self._load("one", checkpoint, ignore_progress, without_lost=True)
 
-    async def _drained(self) -> bool:
-        """Whether the answers on copies end within DRAINS_WITHIN_S."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + DRAINS_WITHIN_S
-        while self._front.answers_on_copies and loop.time() < until_s:  # noqa: ASYNC110
-            await asyncio.sleep(min(DRAINED_LOOK_EVERY_S, LOOK_EVERY_S))
-        return not self._front.answers_on_copies
-
     def _tell(self, predicted: CopiesForecast | None) -> None:
         self._front.notes = () if predicted is None else (predicted.in_words(self._way),)
 
@@ -234,14 +224,7 @@ class Copying:
         options = self._like.options
         if self._context_tokens is not None:
             options = replace(options, context_tokens=self._context_tokens)
-
-        async def propose(peers: Sequence[PeerInfo], options: LoadOptions) -> Proposal:
-            # One device alone is not measured; what is remembered of it says how fast it is.
-            return await measured_proposal(
-                checkpoint, peers, options, measure="needed", on_progress=ignore_progress
-            )
-
-        known = self._one.cluster
+        propose, known = partial(_proposed, checkpoint), self._one.cluster
         return await copy_proposals(propose, peers, options, most=most, known=known)
 
     async def _add(
@@ -256,7 +239,8 @@ class Copying:
         devices = set(proposal.plan.devices)
         reload = replace(
             self._like,
-            candidates=lambda: self._free(devices),
+            # It is loaded again on its own devices.
+            candidates=lambda: [peer for peer in self._candidates.peers if peer.id in devices],
             options=of_a_copy(self._like.options, proposal.context_tokens),
             forecast=forecast,
             peers={peer.id: peer for peer in peers},
@@ -276,10 +260,6 @@ class Copying:
         )
         running.begin(await load(running.ended))
         return running
-
-    def _free(self, own: set[str]) -> Sequence[PeerInfo]:
-        """Candidates for a copy that is loaded again: its own devices."""
-        return [peer for peer in self._candidates.peers if peer.id in own]
 
     def _in_use(self) -> Sequence[PeerInfo]:
         used = {id for copy in self._front.copies for id in copy.running.plan.devices}
@@ -301,9 +281,7 @@ class Copying:
 
     async def _fill(self, there: Sequence[PeerInfo]) -> None:
         """Load copies on devices without a part, as long as there are too few."""
-        if self._way == "one":
-            return
-        missing = self._wanted - len(self._front.copies)
+        missing = 0 if self._way == "one" else self._wanted - len(self._front.copies)
         used = {peer.id for peer in self._in_use()}
         free = [peer for peer in there if peer.id not in used]
         new = frozenset((peer.id, peer.epoch) for peer in free) - self._refused
@@ -319,6 +297,24 @@ class Copying:
                     _log.info("a copy on %s answers, too", copy.in_words)
         except EdgeError as error:
             _log.info("no further copy was loaded: %s", error)
+
+
+async def _drained(front: CopiedModel) -> bool:
+    """Whether the answers on copies end within DRAINS_WITHIN_S."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + DRAINS_WITHIN_S
+    while front.answers_on_copies and loop.time() < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(min(DRAINED_LOOK_EVERY_S, LOOK_EVERY_S))
+    return not front.answers_on_copies
+
+
+async def _proposed(
+    checkpoint: Checkpoint, peers: Sequence[PeerInfo], options: LoadOptions
+) -> Proposal:
+    """One device alone is not measured; what is remembered of it says how fast it is."""
+    return await measured_proposal(
+        checkpoint, peers, options, measure="needed", on_progress=ignore_progress
+    )
 
 
 async def _by(

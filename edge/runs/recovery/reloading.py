@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from edge.answers.answer import OnEnd
@@ -196,13 +195,19 @@ class Reloading:
         if not peers:
             raise NoPeersError("no device that is left has room for the model")
         async with self.opened() as checkpoint:
-            repaired = partial(
-                self._repaired,
-                checkpoint,
-                peers,
+
+            async def repaired(options: LoadOptions) -> Proposal:
+                """The plan to go on with, with weights in the form of these options."""
+                before = self.forecast.proposal
+                if options is not self.options:
+                    before = in_form_of(before, checkpoint, options)
+                lost = set(before.plan.devices) - {peer.id for peer in peers}
                 # A peer without keys that restarted has a new id at the same address.
-                cached={peer.id: kept.get(peer.id, ()) for peer in peers},
-            )
+                cached = {peer.id: kept.get(peer.id, ()) for peer in peers}
+                return await repaired_proposal(
+                    checkpoint, peers, options, before=before, lost=lost, cached=cached
+                )
+
             options = self.options
             try:
                 proposal = await repaired(options)
@@ -216,27 +221,6 @@ class Reloading:
             run = await self._loaded(delivery, proposal, peers, living, on_end)
             self.options = options
             return run
-
-    async def _repaired(
-        self,
-        checkpoint: Checkpoint,
-        peers: Sequence[PeerInfo],
-        options: LoadOptions,
-        *,
-        cached: Mapping[str, Sequence[Seat]],
-    ) -> Proposal:
-        """The plan to go on with on these peers, with weights in the form of these options."""
-        before = self.forecast.proposal
-        if options is not self.options:
-            before = in_form_of(before, checkpoint, options)
-        return await repaired_proposal(
-            checkpoint,
-            peers,
-            options,
-            before=before,
-            lost=set(before.plan.devices) - {peer.id for peer in peers},
-            cached=cached,
-        )
 
     async def by(self, proposal: Proposal, on_end: OnEnd) -> PlanRun:
         """Load by this plan. Raises PeerLostError if one of its devices is missing."""
