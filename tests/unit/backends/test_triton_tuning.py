@@ -60,7 +60,7 @@ def test_what_is_kept_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def entry(**changes: Any) -> dict[str, Any]:
-    tiles = {"outputs": 64, "rows": 16, "splits": 1, "num_warps": 4, "num_stages": 2}
+    tiles = {"outputs": 128, "rows": 16, "splits": 1, "num_warps": 4, "num_stages": 2}
     return {"product": [4, 1, 10, 10], "tiles": {**tiles, **changes}}
 
 
