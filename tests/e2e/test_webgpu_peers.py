@@ -92,6 +92,7 @@ def test_three_kinds_of_peers_compute_the_tokens_of_transformers(
     assert list(reply.token_ids) == checkpoint.greedy(prompt, 8)
 
 
+@shown_in_parts("contract/test_step_in_halves.py", "contract/test_webgpu_operators.py")
 def test_a_long_prompt_is_computed_in_halves_beside_a_cpu(
     cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
