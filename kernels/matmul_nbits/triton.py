@@ -4,10 +4,10 @@
 
 Up to 128 rows a tile of the weight is unpacked in registers and multiplied by tensor cores as it
 is, [outputs, inputs] · [inputs, rows]: codes are whole numbers, which 16-bit floats hold exactly,
-and scales come after the sums of their blocks. So one row costs little more than the reading of the
-weight, and 64 rows little more than one. The inputs are divided among programs, whose parts are
-summed in one order: the same input gives the same bits. Of more rows the weight is unpacked to
-the type of x, some outputs at a time, and multiplied by the library of the GPU's maker.
+and scales come after the sums of their blocks. So 64 rows cost half as much again as one (H200, a
+first form of the kernel). The inputs are divided among programs, whose parts are summed in one
+order: the same input gives the same bits. Of more rows the weight is unpacked to the type of x,
+some outputs at a time, and multiplied by the library of the GPU's maker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from edge.kernels.triton_launch import (
 )
 
 MOST_TILED_ROWS = 128
-"""Rows beyond which unpacking the weight costs less than multiplying it in tiles."""
+"""Rows beyond which the weight is unpacked, which pays for 2,048; from where on is not measured."""
 
 _UNPACKED_BYTES = 32 << 20
 """Most of a weight at a time, and of a GPU's cache half: so it is read back from there."""
@@ -64,8 +64,8 @@ def product_tiles(
 ) -> ProductTiles:
     """The usual ones for a product of `rows` rows with a weight of `tiles` tiles.
 
-    The fastest of those measured on an H200, which fit into the 99 KiB of shared memory that small
-    GPUs have, too. The inputs are divided until each processor has four programs.
+    The fastest that a first form of the kernel had on an H200. They fit into the 99 KiB of shared
+    memory that small GPUs have. The inputs are divided until each processor has four programs.
     """
     most = 64 // (2 if bits == 2 else 1) // (2 if element_bytes > 2 else 1)
     each = min(padded(rows, at_least=SMALLEST_DOT), most)
@@ -148,7 +148,7 @@ def _group_codes(words, zero, group: tl.constexpr, bits: tl.constexpr, outputs: 
 
 @triton.jit
 def _zero_codes(zero_points, place, bits: tl.constexpr, has_zeros: tl.constexpr):
-    """What is taken from codes divided by 64: [outputs, 1], or one number."""
+    """What is taken from codes divided by 64: [outputs, 1] or [1, 1]."""
     if has_zeros:
         zero = (tl.load(zero_points + place).to(tl.float32) / _UNIT).to(tl.bfloat16)[:, None]
     else:

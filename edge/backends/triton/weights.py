@@ -186,7 +186,7 @@ def to_device(array: NDArray[Any], device: Device) -> Tensor:
 
 
 def from_device(tensor: Tensor) -> NDArray[Any]:
-    """A copy in main memory, whatever its type."""
+    """The tensor as an array in main memory; bfloat16 as `ml_dtypes` has it."""
     if tensor.dtype == torch.bfloat16:
         return from_device(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
     found: NDArray[Any] = tensor.cpu().numpy()
