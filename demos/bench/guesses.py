@@ -105,18 +105,20 @@ def guesses(given: Given) -> Iterator[Found]:
                 llama_process(given.llama_python, llama_lookup, given.path, given.threads, 2048)
             )
 
+        def requests(number: int) -> Mapping[str, Mapping[str, Any]]:
+            if given.file is None:
+                return _of_random_weights(model, number)
+            return _requests(model, number, with_schema=llama is None)
+
         def side(speculate: Speculation) -> _Side:
             def answer(number: int) -> Mapping[str, float]:
                 speeds = {}
-                prompts = _ids(model, number, with_schema=llama is None)
-                for name, prompt in prompts.items():
+                for name, request in requests(number).items():
                     reply = model.generate(
-                        prompt,
+                        **request,
                         min_tokens=min(32, given.new_tokens),
                         max_new_tokens=given.new_tokens,
-                        ignore_eos=name != "schema",
                         speculate=speculate,
-                        json_schema=_SCHEMA if name == "schema" else None,
                     )
                     speeds[name] = reply.tokens_per_s
                     per_pass = reply.statistics.get("tokens_per_pass", 1.0)
@@ -131,12 +133,12 @@ def guesses(given: Given) -> Iterator[Found]:
 
         def of_llama(looks_up: bool, number: int) -> Mapping[str, float]:
             assert llama is not None
-            prompts = _ids(model, number, with_schema=False)
             asked = {"new_tokens": given.new_tokens, "looks_up": looks_up}
-            return {
-                name: (given.new_tokens - 1) / float(llama({"prompt": prompt, **asked})["seconds"])
-                for name, prompt in prompts.items()
+            seconds = {
+                name: float(llama({"prompt": request["prompt"], **asked})["seconds"])
+                for name, request in requests(number).items()
             }
+            return {name: (given.new_tokens - 1) / each for name, each in seconds.items()}
 
         for number in range(given.rounds + 1):  # the tokens without guesses, first
             side("off")(number)
@@ -201,24 +203,31 @@ def mixed_guesses(given: Given) -> Iterator[Found]:
 
 def _drawn(model: edge.Model, number: int) -> Mapping[str, Any]:
     drawn = np.random.default_rng(number)
-    prompts = _ids(model, number, with_schema=True)
-    name = str(drawn.choice([*prompts]))
+    requests = _requests(model, number, with_schema=True)
     return {
-        "prompt": prompts[name],
+        **requests[str(drawn.choice([*requests]))],
         "max_new_tokens": int(drawn.integers(24, 161)),
-        "ignore_eos": name != "schema",
         "temperature": float(drawn.choice([0.0, 0.7])),
         "seed": number,
-        "json_schema": _SCHEMA if name == "schema" else None,
     }
 
 
-def _ids(model: edge.Model, number: int, *, with_schema: bool) -> Mapping[str, list[int]]:
-    def chat(prompt: str) -> list[int]:
-        return model.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+def _requests(
+    model: edge.Model, number: int, *, with_schema: bool
+) -> Mapping[str, Mapping[str, Any]]:
+    def chat(prompt: str) -> Mapping[str, Any]:
+        ids = model.tokenizer.encode_chat([{"role": "user", "content": prompt}])
+        return {"prompt": ids, "ignore_eos": True}
 
+    found = {name: chat(prompt) for name, prompt in _prompts(number).items()}
+    schema = found.pop("schema")
+    if with_schema:
+        found["schema"] = {"prompt": schema["prompt"], "json_schema": _SCHEMA}
     some = random_prompt(model, _PATTERN, number)
-    prompts = {name: chat(prompt) for name, prompt in _prompts(number).items()}
-    if not with_schema:
-        del prompts["schema"]
-    return prompts | {"pattern": some * (100 // _PATTERN)}
+    return found | {"pattern": {"prompt": some * (100 // _PATTERN), "ignore_eos": True}}
+
+
+def _of_random_weights(model: edge.Model, number: int) -> Mapping[str, Mapping[str, Any]]:
+    """Such a model repeats itself if it is rewarded for that."""
+    new = {"prompt": random_prompt(model, 64, number), "ignore_eos": True}
+    return {"repeating": {**new, "frequency_penalty": -2.0}, "new text": new}

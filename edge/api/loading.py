@@ -65,7 +65,7 @@ async def opened(
         discard=Checkpoint.close,
     )
     with await opening as checkpoint:
-        if options.has_further_head and (why := _why_not_further(checkpoint, options)):
+        if options.has_further_head and (why := _why_not_further(options)):
             raise RequestError(why, remedy="load it without speculate mtp")
         known = candidates.peers
         infos, failures = await describe_all({peer.address: peer.credentials for peer in known})
@@ -84,10 +84,8 @@ async def opened(
             raise PlanError(f"{error}{note}", error.problems) from error
 
 
-def _why_not_further(checkpoint: Checkpoint, options: LoadOptions) -> str:
-    """Why a further head of this model could never guess; empty if it can."""
-    if checkpoint.spec.has_states:
-        return f"{checkpoint.name} has recurrent states, which cannot be cut after a wrong guess"
+def _why_not_further(options: LoadOptions) -> str:
+    """Why a further head could never guess; empty if it can."""
     if options.batch_invariant:
         return "tokens are not guessed where no bit may depend on other requests (batch_invariant)"
     if options.kv_dtype == "int4":
@@ -213,6 +211,11 @@ class Loading:
         run = await load_model(delivery, self.peers, on_end=running.ended)
         reload.manifests = run.manifests
         running.begin(run)
+        if options.usually_speculates != "off" and not run.most_drafted:
+            _log.warning(
+                "no tokens are guessed on this plan: not on GPUs, nor with a rounded wire or "
+                "keys and values in int4"
+            )
         attendants: list[Attendant] = []
         if self.draft is not None and place is not None:
             drafting = Drafting(

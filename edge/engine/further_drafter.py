@@ -79,6 +79,11 @@ class FurtherHeadDrafter:
         if request != self._request:
             self.forget(self._request)
             self._request = request
+        elif position < self._end:  # rows that are computed again
+            known = self._end - position
+            position, tokens, states = self._end, tokens[known:], states[known:]
+            if not tokens:
+                return
         if position == self._end and self._states:
             self._next.append(tokens[0])
         else:

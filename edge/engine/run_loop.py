@@ -156,18 +156,20 @@ class RunLoop:
         return is_told and not step.states and self._choice.way(step) == "mtp"
 
     def _with_states(self, step: Step) -> Step:
-        """The step, or one for the states of all of its rows, which gives the same logits."""
-        has_all = step.num_tokens == step.logit_rows
+        """The step, or one for the states of all of its rows, which gives the same logits. Those
+        before a draft were told in the step before."""
+        has_all = step.drafted > 0 or step.num_tokens == step.logit_rows
         return step if has_all or not self._is_followed(step) else step.of_states()
 
     def _follow(self, step: Step, own: StepLogits, count: int) -> None:
         """Tell a drafter the hidden states of tokens that stay. count: tokens that it gave."""
         follower = self._speculator.follower
         if follower is not None and self._is_followed(step):
-            cut = step.logit_rows - count if step.drafted else step.spare
-            entry, rows = step.entries[0], step.num_tokens - cut
-            states = own.states()[0, :rows]
-            follower.follow(entry.request, entry.position, entry.tokens[:rows], states)
+            (entry,), states = step.entries, own.states()[0]
+            first = step.num_tokens - len(states)
+            rows = count if step.drafted else len(states) - step.spare
+            tokens = entry.tokens[first : first + rows]
+            follower.follow(entry.request, entry.position + first, tokens, states[:rows])
 
     def _hear(self, step: Step, own: StepLogits | None) -> Step | None:
         """The next step of a run, as told by the sampler. None at the end of the run.

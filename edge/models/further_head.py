@@ -12,9 +12,10 @@ from dataclasses import replace
 
 from edge.models.spec import ModelSpec
 
-FURTHER_FAMILIES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
-"""Families whose further heads guess. Heads of models with recurrent states do not yet, because
-wrong guesses cannot be cut there."""
+FURTHER_FAMILIES = (
+    "deepseek_v3", "glm4_moe", "glm4_moe_lite", "qwen3_5", "qwen3_5_moe", "qwen3_next",
+)  # fmt: skip
+"""Families whose checkpoints have further heads."""
 
 
 def further_head(spec: ModelSpec) -> ModelSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from edge.models.config import Config
 from edge.models.delta_layers import delta_decoder
 from edge.models.families import Family, llama_tensor_name
+from edge.models.further_head import named_apart
 from edge.models.qwen3_5_text import FUSED
 from edge.models.sparse_layers import shared_expert, sparse_layers
 from edge.models.spec import ModelSpec
@@ -30,4 +31,5 @@ FAMILY = Family(
         "mlp.experts.gate_up_proj": ("gate", "up"),
         "mlp.experts.down_proj": ("down",),
     },
+    further_name=named_apart(llama_tensor_name),
 )

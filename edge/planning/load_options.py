@@ -281,8 +281,8 @@ class LoadOptions:
     schema or grammar, what that forces. Answers on GPUs are not guessed, nor with
     `batch_invariant`, or with `kv_dtype` "int4". Each request may ask for another way
     (`GenerationOptions`). With "mtp" the device that chooses tokens holds the head for multi-token
-    prediction of DeepSeek-V3, GLM-4.5 and later in 8 bits; other models are refused, and only CPUs
-    compute it."""
+    prediction of DeepSeek-V3, GLM-4.5 and later, and Qwen3.5, in 8 bits; other models are refused,
+    and only CPUs compute it."""
 
     draft: str | Path | None = option(
         None,

@@ -161,7 +161,13 @@ class Proposal:
 
         right: chance of a guess whose predecessors are right, 0 to 1.
         """
-        never = self.limits.batch_invariant or self.limits.observes
+        devices = map(self.cluster.device, self.plan.devices)
+        never = (
+            self.limits.batch_invariant
+            or self.limits.observes
+            or self.wire_rules.rounds
+            or any(each.host_memory_bytes is not None for each in devices)
+        )
         if self.choice.predicted is None or never:
             return None
         return partition.guessing(

@@ -25,6 +25,11 @@ class WireRules:
     hops: Annotated[tuple[WireRule, ...], Meta(max_length=MOST_SHARDS)]
     """By the stage that sends; the last sends none."""
 
+    @property
+    def rounds(self) -> bool:
+        """Whether some numbers are rounded, which may depend on the number of rows in a message."""
+        return any(each.format != "float32" for each in (*self.sums, *self.hops))
+
     def before(self, stage: int) -> WireRule:
         """The rule of the hop to `stage`; the first stage receives none."""
         return self.hops[stage - 1] if stage > 0 else WireRule()

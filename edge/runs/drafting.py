@@ -70,12 +70,9 @@ class Drafting:
         draft: Checkpoint,
         tell: OnProgress = ignore_progress,
     ) -> None:
-        """Load the draft model at this place, and link it with the sampler of the run."""
+        """Load the draft model at this place, and link it with the sampler of the run. Does nothing
+        where no tokens are guessed."""
         if not run.most_drafted:
-            _log.warning(
-                "no draft model is loaded, because tokens cannot be guessed on this plan: not on "
-                "GPUs, nor with a rounded wire"
-            )
             return
         sampler_id = run.plan.stages[-1].shards[0].device
         sampler = next(each for each in peers if each.id == sampler_id)

@@ -186,9 +186,7 @@ class _Loading:
                         for seat, peer in devices.items()
                     )
                 )
-        wire_rules = self.delivery.load.wire_rules
-        # Rounded activations may depend on the number of rows in a message.
-        if any(each.format != "float32" for each in (*wire_rules.sums, *wire_rules.hops)):
+        if self.delivery.load.wire_rules.rounds:
             self.rows_agree = self.batches_agree = False
         if self.delivery.load.limits.batch_invariant and not self.batches_agree:
             raise RequestError(

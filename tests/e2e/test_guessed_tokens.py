@@ -142,12 +142,20 @@ def test_a_model_without_a_further_head(five_peers: edge.Cluster) -> None:
         five_peers.load(MODEL, speculate="mtp")
 
 
-@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_3"])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("glm4_moe", "solo"),
+        ("glm4_moe", "pipeline_2"),
+        ("glm4_moe", "tensor_3"),
+        ("qwen3_5", "pipeline_2"),
+    ],
+)
 def test_a_further_head_changes_no_token(
-    five_peers: edge.Cluster, tmp_path: Path, layout: str
+    five_peers: edge.Cluster, tmp_path: Path, family: str, layout: str
 ) -> None:
     """Its guesses are as right as those of the same head behind the same states."""
-    checkpoint = make_checkpoint(tmp_path / "glm4_moe", "glm4_moe")
+    checkpoint = make_checkpoint(tmp_path / family, family)
     add_further_head(checkpoint, alike=True)
     prompt, long = checkpoint.prompt(30), checkpoint.prompt(333)
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)

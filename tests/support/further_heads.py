@@ -69,11 +69,13 @@ def add_further_head(
     config = hub.AutoConfig.for_model(values.pop("model_type"), **values)
     model = hub.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **PLAIN).eval()
     tensors = load_file(path)
+    is_qwen = checkpoint.spec.family.startswith("qwen")
+    added = _ALIKE / 4 if is_qwen else _ALIKE  # gated layers add more
     if alike:
         own_tables = False
         for name, tensor in tensors.items():
-            if ".o_proj." in name or ".down_proj." in name:
-                tensor *= _ALIKE
+            if any(each in name for each in (".o_proj.", ".out_proj.", ".down_proj.")):
+                tensor *= added
         tensors["model.embed_tokens.weight"] *= checkpoint.spec.hidden_size**0.5
     shared = {
         "model.embed_tokens.weight": tensors["model.embed_tokens.weight"],
@@ -86,7 +88,7 @@ def add_further_head(
             is_shared = name in shared and not own_tables
             parameter.copy_(shared[name] if is_shared else torch.from_numpy(values_of))
             if alike and ("o_proj" in name or "down_proj" in name):
-                parameter *= _ALIKE
+                parameter *= added
         if alike:
             model.model.norm.weight.copy_(tensors["model.norm.weight"])
     width = config.hidden_size
@@ -97,11 +99,11 @@ def add_further_head(
         }.items()
     }  # fmt: skip
     if alike:
-        before["enorm"] = torch.ones(width)
+        before["enorm"] = torch.full((width,), 1.0 - is_qwen)
         before["eh_proj"] = torch.cat([torch.eye(width), torch.zeros(width, width)], dim=-1)
     found = _of_file(model, checkpoint.path / "head", number, own_tables=own_tables)
     found |= {f"model.layers.{number}.{name}.weight": each for name, each in before.items()}
-    if checkpoint.spec.family.startswith("qwen"):
+    if is_qwen:
         found = {_of_qwen(name, number): each for name, each in found.items()}
         before |= {name: before[name] + 1 for name in ("enorm", "hnorm")}  # stored as 1 less
     save_file(tensors | found, path, metadata={"format": "pt"})

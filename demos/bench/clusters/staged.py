@@ -11,6 +11,7 @@ from edge.demos.bench import case
 from edge.demos.bench.case import Given
 from edge.demos.bench.clusters.bed import open_bed
 from edge.demos.bench.clusters.table import Device
+from edge.memory.shard_memory import with_streamed
 from edge.partition import Plan, Stage, whole_shard
 from edge.planning.choosing import facts_of
 from edge.weights.checkpoint import Checkpoint
@@ -18,19 +19,25 @@ from edge.weights.checkpoint import Checkpoint
 STAGES = (
     case.number("--stages", 1, "More than 1: on daemons with a wire between them (needs root)."),
     case.number("--delay-ms", 20, "From one of these daemons to another."),
+    case.number("--streamed", 0, "Layers that one peer reads from disk.", least=0),
 )
 
 
 def arrangement(given: Given) -> str:
     """In the words of results.csv."""
-    apart = f", {given.delay_ms} ms apart" if given.stages > 1 else ""
-    return f"{given.stages} x {given.threads} threads{apart}"
+    how = f", {given.streamed} layers from disk" if given.streamed else ""
+    if given.stages > 1:
+        how = f", {given.delay_ms} ms apart"
+    return f"{given.stages} x {given.threads} threads{how}"
 
 
 def model_in_stages(stack: contextlib.ExitStack, given: Given, **options: Any) -> edge.Model:
     """The model of a case with STAGES, until the stack closes."""
     if given.stages == 1:
         local = stack.enter_context(edge.Cluster.local(1, threads=given.threads))
+        if given.streamed:
+            whole = local.propose(given.path, measure="nothing", **options).plan
+            options["plan"] = with_streamed(whole, 0, 0, given.streamed)
         return stack.enter_context(local.load(given.path, **options))
     devices = [
         Device(name=f"stage-{number}", core=number % 2, delay_s=given.delay_ms / 2e3)

@@ -54,7 +54,7 @@ def drafter(checkpoint: TinyCheckpoint, folder: Path) -> FurtherHeadDrafter:
         ("glm4_moe", True),
         *(
             pytest.param(family, False, marks=shown_in_parts("e2e/test_guessed_tokens.py"))
-            for family in ("glm4_moe_lite", "deepseek_v3", "qwen3_5")
+            for family in ("glm4_moe_lite", "deepseek_v3", "qwen3_5", "qwen3_5_moe")
         ),
     ],
 )
@@ -102,6 +102,12 @@ def _check_missing_states(tmp_path: Path) -> None:
         assert len(made.propose("a", tokens, 13, 2)) == 2
         made.follow("a", 15, tokens[15:16], states[15:16])
         assert len(made.propose("a", tokens, 17, 3)) == 3
+        made.forget("a")
+        made.follow("a", 9, tokens[9:13], states[9:13])
+        again = [*made.propose("a", tokens, 14, 3)]
+        made.follow("b", 9, tokens[9:12], states[9:12])
+        made.follow("b", 8, tokens[8:13], states[8:13])  # of which some are computed again
+        assert [*made.propose("b", tokens, 14, 3)] == again
         for start in range(0, 80, 8):
             made.follow("a", start, tokens[:8], states[:8])
         assert not made.propose("a", [*range(81)], 81, 1), "its context is full"
