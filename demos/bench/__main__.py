@@ -24,6 +24,7 @@ CASES = {
     "guesses": ("guesses", "Guessed tokens, on old and new text and in JSON."),
     "mixed-guesses": ("guesses", "Requests of mixed kinds that guesses slow down."),
     "conversation": ("conversation", "Turns of a conversation that grows."),
+    "beginnings": ("beginnings", "Beginnings that another session computed before."),
     "drafts": ("drafts", "A draft model, on its own device or another."),
     "further-head": ("further_head", "A model's further head that guesses, on new text."),
     "pictures": ("pictures", "The time to read an image, and of the next turn."),

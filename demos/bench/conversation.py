@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 import edge
-from edge.demos.bench import case, llama_lookup
+from edge.demos.bench import case, llama_turns
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.llama_files import gguf_of, llama_process
 from edge.demos.bench.results import Figures
@@ -91,11 +91,11 @@ def _llama(stack: contextlib.ExitStack, given: Given, context: int) -> _Turn:
         given.shape, given.folder, python=given.llama_python, form="Q4_K_M"
     )
     ask = stack.enter_context(
-        llama_process(given.llama_python, llama_lookup, gguf, given.threads, context)
+        llama_process(given.llama_python, llama_turns, gguf, given.threads, context)
     )
 
     def turn(prompt: list[int]) -> Mapping[str, float]:
-        told = ask({"prompt": prompt, "new_tokens": given.new_tokens, "goes_on": True})
+        told = ask({"prompt": prompt, "new_tokens": given.new_tokens})
         prompt += told["tokens"]
         return {
             "first token": told["first_s"],

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import edge
-from edge.demos.bench import case, llama_lookup
+from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.clusters.staged import STAGES, arrangement, model_in_stages
-from edge.demos.bench.llama_files import llama_process
+from edge.demos.bench.llama_server import served_by_llama, tokens_per_s
 from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import compared, random_prompt
 from edge.protocol.step import Speculation
@@ -61,6 +60,8 @@ _ORDERED = ("a lamp", "two chairs", "some books", "a bicycle", "a kettle", "brea
 
 _Side = Callable[[int], Mapping[str, float]]
 _SIDES: tuple[Speculation, ...] = ("off", "auto", "lookup")
+_LOOKUPS = ("none", "ngram-simple", "ngram-mod", "ngram-cache")
+"""Ways to guess of llama.cpp that need no model."""
 
 
 def _prompts(number: int) -> Mapping[str, str]:
@@ -83,7 +84,7 @@ def _prompts(number: int) -> Mapping[str, str]:
     case.choice("--accuracy", ["fast", "high"], "fast"),
     case.number("--new-tokens", 160, least=8),
     *STAGES,
-    case.text("--llama-python", "", "A Python with llama-cpp-python: its prompt lookup, beside."),
+    case.text("--llama-server", "", "This program of llama.cpp, beside, with its own lookup."),
     case.rounds(7),
     case.FOLDER,
 )
@@ -99,16 +100,11 @@ def guesses(given: Given) -> Iterator[Found]:
         model = model_in_stages(
             stack, given, accuracy=given.accuracy, context_tokens=2048, speculate="off"
         )
-        llama = None
-        if given.llama_python:
-            llama = stack.enter_context(
-                llama_process(given.llama_python, llama_lookup, given.path, given.threads, 2048)
-            )
 
         def requests(number: int) -> Mapping[str, Mapping[str, Any]]:
             if given.file is None:
                 return _of_random_weights(model, number)
-            return _requests(model, number, with_schema=llama is None)
+            return _requests(model, number, with_schema=not given.llama_server)
 
         def side(speculate: Speculation) -> _Side:
             def answer(number: int) -> Mapping[str, float]:
@@ -131,21 +127,27 @@ def guesses(given: Given) -> Iterator[Found]:
 
             return answer
 
-        def of_llama(looks_up: bool, number: int) -> Mapping[str, float]:
-            assert llama is not None
-            asked = {"new_tokens": given.new_tokens, "looks_up": looks_up}
-            seconds = {
-                name: float(llama({"prompt": request["prompt"], **asked})["seconds"])
-                for name, request in requests(number).items()
-            }
-            return {name: (given.new_tokens - 1) / each for name, each in seconds.items()}
+        def of_llama(kind: str) -> _Side:
+            url = stack.enter_context(
+                served_by_llama(
+                    given.llama_server, given.path, "-c", "2048", "-np", "1", "--no-webui",
+                    "-t", f"{given.threads}", "-tb", f"{given.threads}", "--spec-type", kind,
+                )
+            )  # fmt: skip
+
+            def answer(number: int) -> Mapping[str, float]:
+                return {
+                    name: tokens_per_s(url, request["prompt"], given.new_tokens)
+                    for name, request in requests(number).items()
+                }
+
+            return answer
 
         for number in range(given.rounds + 1):  # the tokens without guesses, first
             side("off")(number)
         sides: dict[str, _Side] = {speculate: side(speculate) for speculate in _SIDES}
-        if llama is not None:
-            sides["llama.cpp, off"] = partial(of_llama, False)
-            sides["llama.cpp, lookup"] = partial(of_llama, True)
+        if given.llama_server:
+            sides |= {f"llama.cpp, {kind}": of_llama(kind) for kind in _LOOKUPS}
         found = compared(sides, given.rounds, over="off", figures=figures)
     variant = f"{arrangement(given)}, accuracy {given.accuracy}"
     yield Found(figures=found, variant=variant, model=given.model)

@@ -43,7 +43,7 @@ def gguf_of(shape: str, folder: Path, *, python: str, form: str = "Q4_0") -> Pat
 def llama_process(
     python: str, script: ModuleType, *arguments: object
 ) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """A function that asks llama.cpp in a process of its own, as the script (`llama_lookup`,
+    """A function that asks llama.cpp in a process of its own, as the script (`llama_turns`,
     `llama_pictures`) describes."""
     assert script.__file__ is not None
     command = [python, script.__file__, *map(str, arguments)]

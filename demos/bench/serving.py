@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from urllib.request import ProxyHandler, build_opener
 
 import click
 import numpy as np
@@ -26,6 +23,7 @@ import edge
 from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.left_behind import Held
+from edge.demos.bench.llama_server import served_by_llama
 from edge.demos.bench.results import Figures
 from edge.demos.processes import child
 
@@ -196,27 +194,6 @@ def _served(path: Path, keys: str, arguments: list[str]) -> Iterator[str]:
             process.wait()
 
 
-@contextlib.contextmanager
-def _served_by_llama(program: str, file: Path, keys: str, arguments: list[str]) -> Iterator[str]:
-    """The address of a llama-server."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [program, "-m", str(file), "--port", str(port), "--api-key-file", keys, *arguments]
-    quiet, url = subprocess.DEVNULL, f"http://127.0.0.1:{port}"
-    directly = build_opener(ProxyHandler({}))
-    with subprocess.Popen(command, stdout=quiet, stderr=quiet) as process:
-        try:
-            while True:
-                with contextlib.suppress(OSError), directly.open(f"{url}/health"):
-                    break
-                if process.poll() is not None:
-                    raise SystemExit(f"{program} did not start")
-                time.sleep(0.2)
-            yield url
-        finally:
-            process.terminate()
-
-
 async def _without_server(given: Given, seconds: float) -> tuple[float, str]:
     """Tokens per second, of as many askers as there is room for; and the plan as JSON, with the
     names that other peers have, too."""
@@ -291,7 +268,9 @@ def serving(given: Given) -> Iterator[Found]:
             every = str(given.peers * given.threads)
             room = ["-np", str(concurrency), "-c", str(concurrency * context), "--no-webui"]
             room += ["-t", every, "-tb", every]
-            with _served_by_llama(given.llama_server, path, key_file, room) as url:
+            with served_by_llama(
+                given.llama_server, path, "--api-key-file", key_file, *room
+            ) as url:
                 theirs = measure(url, look=False)
     alone, seen = ours
     several = f", one with {given.greedy} at once" if given.greedy > 1 else ""

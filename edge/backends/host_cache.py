@@ -81,36 +81,46 @@ class HostCache:
             return self.pool.layer(self.numbers[layer], first, count)
         return self.pool.window(self.window_numbers[layer], first, count)
 
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+    def new_rows(self, tokens: int, *, windows: bool = True) -> list[NDArray[Any]]:
         """Arrays for N tokens in every layer, as `put_rows` takes them."""
         return [
             np.empty_like(array[0], shape=(array.shape[1], tokens, array.shape[3]))
-            for layer in self._caches
+            for layer in self._layers(windows)
             for array in self.layer(layer, 0, 1)
         ]
 
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+    def _layers(self, windows: bool) -> list[int]:
+        return [layer for layer in self._caches if windows or layer not in self._windows]
+
+    def rows(
+        self, request: str, first: int, last: int, *, windows: bool = True
+    ) -> list[NDArray[Any]] | None:
         """Keys and values of tokens [first, last), layer by layer; None if not all are there."""
         pool = self.pool
         if request not in pool:
             return None
         slot = pool.open(request)
         length = pool.length(slot)
-        begins = {layer: rows.first(length) for layer, rows in self._windows.items()}
+        layers = self._layers(windows)
+        begins = {
+            layer: rows.first(length) for layer, rows in self._windows.items() if layer in layers
+        }
         if length < last or first < max(begins.values(), default=0):
             return None
         return [
             array[0, :, first - begins.get(layer, 0) : last - begins.get(layer, 0)]
-            for layer in self._caches
+            for layer in layers
             for array in self.layer(layer, slot, 1)
         ]
 
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+    def put_rows(
+        self, request: str, first: int, rows: Sequence[NDArray[Any]], *, windows: bool = True
+    ) -> None:
         """Set the request's keys and values from token `first` on. If layers keep the newest tokens
         only, it has the tokens before that."""
         slot, length = self.pool.open(request), first
         added = iter(rows)
-        for layer in self._caches:
+        for layer in self._layers(windows):
             for array in self.layer(layer, slot, 1):
                 some = next(added)
                 length = first + some.shape[1]

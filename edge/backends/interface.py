@@ -200,15 +200,20 @@ class KvStorage(Protocol):
         and plan. Shards with equal digests may exchange them."""
         ...
 
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        """Arrays, each contiguous, for keys and values of N tokens in every layer."""
+    def new_rows(self, tokens: int, *, windows: bool = True) -> list[NDArray[Any]]:
+        """Arrays, each contiguous, for keys and values of N tokens in every layer. windows: those
+        that keep the newest tokens only, too; also in the next two."""
         ...
 
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+    def rows(
+        self, request: str, first: int, last: int, *, windows: bool = True
+    ) -> list[NDArray[Any]] | None:
         """Keys and values of tokens [first, last); None if not all are computed and in memory."""
         ...
 
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+    def put_rows(
+        self, request: str, first: int, rows: Sequence[NDArray[Any]], *, windows: bool = True
+    ) -> None:
         """Set keys and values from token `first` on: arrays of `rows` or `new_rows`. A request with
         states needs those at its last token, too, before its next step."""
         ...
@@ -219,16 +224,16 @@ class KvStorage(Protocol):
         ...
 
     def states(self, request: str, tokens: int) -> list[NDArray[Any]] | None:
-        """The request's states at N tokens, if they were saved: arrays [1, …] of any types, valid
-        until the next call. Empty if the layers have none."""
+        """The request's states and windows at N tokens, if they were saved: arrays [1, …] of any
+        types, valid until the next call. Empty if the layers have none."""
         ...
 
     def new_states(self) -> list[NDArray[Any]]:
-        """Contiguous arrays for the states of one request."""
+        """Contiguous arrays for the states and windows of one request."""
         ...
 
     def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
-        """Set the request's states, which are those at N tokens. Its keys and values are set by
+        """Set the request's states and windows, which are those at N tokens. Its keys and values are set by
         `put_rows` before."""
         ...
 

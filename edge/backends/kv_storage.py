@@ -53,14 +53,20 @@ class HostKvStorage(SwappedKv):
 
     _cache: HostCache
 
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
-        return self._cache.new_rows(tokens)
+    def new_rows(self, tokens: int, *, windows: bool = True) -> list[NDArray[Any]]:
+        return self._cache.new_rows(tokens, windows=windows)
 
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
-        return self._cache.rows(request, first, last) if self._moves.is_inside(request) else None
+    def rows(
+        self, request: str, first: int, last: int, *, windows: bool = True
+    ) -> list[NDArray[Any]] | None:
+        if not self._moves.is_inside(request):
+            return None
+        return self._cache.rows(request, first, last, windows=windows)
 
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
-        self._cache.put_rows(request, first, rows)
+    def put_rows(
+        self, request: str, first: int, rows: Sequence[NDArray[Any]], *, windows: bool = True
+    ) -> None:
+        self._cache.put_rows(request, first, rows, windows=windows)
 
     def release(self, request: str) -> None:
         self._cache.pool.release(request)

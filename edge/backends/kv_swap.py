@@ -74,7 +74,7 @@ class Pool(Protocol):
         ...
 
     def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
-        """Set a slot's states, in the form of `states` for one slot."""
+        """Set a slot's states, in the form of `saved_states`."""
         ...
 
     @property
@@ -96,12 +96,12 @@ class Pool(Protocol):
         ...
 
     def saved_states(self, place: int) -> list[NDArray[Any]]:
-        """The states in a place, in the form of `states` for one slot; valid until the next
-        call."""
+        """The states in a place, in the form of `states` for one slot, then keys and values of each
+        window; valid until the next call."""
         ...
 
     def new_states(self) -> list[NDArray[Any]]:
-        """Arrays for the states of one request, in the form of `states` for one slot."""
+        """Arrays for the states of one request, in the form of `saved_states`."""
         ...
 
     def load_states(self, slot: int, place: int) -> None:
@@ -352,9 +352,10 @@ class CacheMoves:
     def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
         """Set a request's states, which are those at N tokens."""
         slot = self._open(request)
-        if self._pool.rewinds:
-            self._pool.put_states(slot, states)
         self._pool.wrote(slot, tokens)
+        self._make_room(0, 0)
+        if not self._pool.can_cut:
+            self._pool.put_states(slot, states)
 
     def _save_before_guesses(self, entry: StepEntry) -> None:
         begun = (entry.request, entry.position)

@@ -4,8 +4,8 @@ Blocks outlive the plan that computed them. A shard of another plan takes the pi
 and heads. Devices may share a secret: a key contains the device that stored the block, known by its
 certificate, so that a device only reads its own blocks and those of devices that it trusts.
 
-If layers have states, a prompt continues from a snapshot: the states at a point where scheduling
-saved them, and the keys and values between the last whole block and that point. Every shard of such
+If layers have states or windows, a prompt continues from a snapshot: these at a point where
+scheduling saved them, and the keys and values between the last whole block and that point. Every shard of such
 a model has a snapshot at each of these points, also one whose own layers have no states.
 
 In memory, blocks are small. They are copied when a session ends; until then its own KV cache has
@@ -34,7 +34,7 @@ from edge.engine.prefix_content import PrefixForm, computed
 from edge.engine.prefix_keys import STATES, TokenChain, prefix_facts
 from edge.errors import RequestError
 from edge.memory.recomputing import effort
-from edge.memory.step_memory import rewinds
+from edge.memory.step_memory import has_states
 from edge.offload import Pieces, PrefixMemory, PrefixPart, PrefixRecords, PrefixStore
 from edge.protocol.assignment import Assignment
 from edge.protocol.messages import MOST_POINTS, MOST_PREFIX_TOKENS
@@ -103,7 +103,7 @@ class PrefixCache:
         self._facts = prefix_facts(assignment)
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
-        self.has_states = rewinds(assignment.model, assignment.kv_dtype)
+        self.has_states = has_states(assignment.model, assignment.kv_dtype)
         sizes = [place.size for place in self.places]
         self._every, self._largest = 1 if self.has_states else math.gcd(*sizes), max(sizes)
         recipe = assignment.weight_format.recipe
@@ -213,7 +213,7 @@ class PrefixCache:
             rows, states = form.room(point - start, states=True)
             is_covered = start <= found and there
             if is_covered and form.read(place.records, there, self.secret, rows, states):
-                program.put_rows(request, start, rows)
+                program.put_rows(request, start, rows, windows=False)
                 program.put_states(request, point, states)
                 place.records.use(there, self._cost(point, place.size))
                 return point
@@ -232,7 +232,7 @@ class PrefixCache:
             rows, _states = form.room(place.size)
             if not form.read(place.records, there, self.secret, rows):
                 break
-            program.put_rows(request, end - place.size, rows)
+            program.put_rows(request, end - place.size, rows, windows=False)
             used.setdefault(place, []).extend(there)
             found = end
         for place, ids in used.items():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge.backends.interface import KvStorage
 from edge.engine.prefix_keys import STATES
 from edge.offload import Pieces, PrefixPart, PrefixRecords
-from edge.weights.cache_layout import row_pieces, state_pieces
+from edge.weights.cache_layout import piece_names, row_pieces, state_pieces
 from edge.weights.layout import ShardLayout
 
 Arrays = Sequence[NDArray[Any]]
@@ -22,13 +22,13 @@ class PrefixForm:
 
     def __init__(self, layout: ShardLayout, program: KvStorage, tokens: int) -> None:
         """tokens: most in a block."""
-        self._room = program.new_rows(tokens)
+        self._room = program.new_rows(tokens, windows=False)
         self._states = program.new_states()
         self._row_pieces = row_pieces(layout)
         self._state_pieces = state_pieces(layout, len(self._states))
-        names = list(dict.fromkeys(each.name for each in self._row_pieces))
+        names = piece_names(self._row_pieces)
         self.block = PrefixPart.of(names)
-        self.snapshot = PrefixPart.of([*names, *(each.name for each in self._state_pieces)])
+        self.snapshot = PrefixPart.of([*names, *piece_names(self._state_pieces)])
 
     def room(self, tokens: int, *, states: bool = False) -> tuple[Arrays, Arrays]:
         """The only buffers: for rows of so many tokens, and for states."""
@@ -53,10 +53,12 @@ class PrefixForm:
         pieces = self.pieces(rows, states)
         if not records.read(ids, pieces, secret):
             return False
-        for each in self._row_pieces:
-            array = rows[each.array][each.part]
-            if not np.may_share_memory(array, pieces[each.name]):
-                array[...] = pieces[each.name]
+        filled = [(each.name, rows[each.array][each.part]) for each in self._row_pieces]
+        if states:
+            filled += [(each.name, states[each.array][0][each.part]) for each in self._state_pieces]
+        for name, array in filled:
+            if not np.may_share_memory(array, pieces[name]):
+                array[...] = pieces[name]
         return True
 
 
@@ -70,6 +72,6 @@ def computed(program: KvStorage, request: str, size: int, kind: int, end: int) -
     """A block of `kind` tokens, or the snapshot behind whole blocks of `size` tokens, that ends at
     token `end`; None if it is not computed, or not there any more."""
     tokens = kind or end % size
-    rows = program.rows(request, end - tokens, end)
+    rows = program.rows(request, end - tokens, end, windows=False)
     states = program.states(request, end) if kind == STATES else ()
     return None if rows is None or states is None else Computed(tokens, rows, states)

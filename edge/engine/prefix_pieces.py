@@ -21,7 +21,7 @@ from edge.protocol.messages import (
     PutPrefix,
     ReadPrefix,
 )
-from edge.weights.cache_layout import row_pieces, state_pieces
+from edge.weights.cache_layout import piece_names, row_pieces, state_pieces
 from edge.weights.layout import ShardLayout
 
 Bytes = NDArray[np.uint8]
@@ -150,8 +150,8 @@ class StoredPieces:
 
 def _names(layout: ShardLayout) -> tuple[list[str], int]:
     """Names of the pieces of rows, then of states; and the number of the former."""
-    rows = list(dict.fromkeys(each.name for each in row_pieces(layout)))
-    return rows + [each.name for each in state_pieces(layout, 0)], len(rows)
+    rows = piece_names(row_pieces(layout))
+    return rows + piece_names(state_pieces(layout, 0)), len(rows)
 
 
 def _chosen(names: Sequence[str], numbers: Sequence[int]) -> list[str]:

@@ -34,7 +34,7 @@ from edge.engine.timing import ShardCounters
 from edge.engine.waiting_rows import WaitingRows
 from edge.errors import PlanError, RequestError
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
-from edge.memory.step_memory import keeps_windows, rewinds
+from edge.memory.step_memory import rewinds
 from edge.memory.windows import cut_end
 from edge.offload import KVTier, StoreError
 from edge.protocol import messages
@@ -159,8 +159,7 @@ class ShardEngine:
 
         kv_tier: where keys and values are swapped to. prefixes: storage of the prefix cache.
         """
-        # Of a window, later sessions would find the newest tokens only.
-        if prefixes is not None and not keeps_windows(self.assignment.model):
+        if prefixes is not None:
             self._prefixes = PrefixCache(prefixes, self.assignment)
             self._pieces = StoredPieces(self._prefixes)
 

@@ -115,5 +115,5 @@ def _exchange_facts(proposal: Proposal, options: LoadOptions) -> ExchangeFacts |
     return ExchangeFacts(
         bytes_per_s=min(rates),
         prompt_tokens_per_s=tokens_per_s,
-        has_states=any(kind.state_bytes for kind in proposal.model.kinds),
+        has_states=any(kind.state_bytes or kind.window_bytes for kind in proposal.model.kinds),
     )

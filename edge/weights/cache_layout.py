@@ -6,7 +6,7 @@ The names of pieces are the same on every plan, so one shard's can be put togeth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +16,10 @@ from edge.kernels.kv_cache.cache_size import cache_row
 from edge.models.attention import Attention
 from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
+
+
+_PIECE_BYTES = 1 << 19
+"""Most bytes of a piece of a window, so that a message has room for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,8 @@ class HeldLayer:
     """Each head as its rows of the key matrix."""
     row_bytes: int
     """Bytes of the key, or the value, of one token in one head."""
+    kept: int | None = None
+    """Rows of a layer that keeps the newest tokens only."""
 
     @property
     def token_bytes(self) -> int:
@@ -45,6 +51,7 @@ def held_layers(layout: ShardLayout, kv_dtype: KvDtype) -> tuple[HeldLayer, ...]
                 layer=layer if mixer.keys_of is None else mixer.keys_of,
                 heads=_heads(layout, layer, mixer),
                 row_bytes=elements * np.dtype(dtype).itemsize,
+                kept=mixer.kept_tokens,
             )
         )
     return tuple(held)
@@ -60,27 +67,42 @@ class CachePiece(NamedTuple):
     """Its place in that array."""
 
 
-def row_pieces(layout: ShardLayout) -> tuple[CachePiece, ...]:
-    """Keys and values [heads, tokens, elements] of each layer in turn, as a piece for each head.
+def piece_names(pieces: Iterable[CachePiece]) -> list[str]:
+    """Each name once: a shard may have a head twice, for query heads of an uneven cut, and for two
+    layers."""
+    return list(dict.fromkeys(each.name for each in pieces))
 
-    A shard may have a head twice: for query heads of an uneven cut, and for two layers.
-    """
-    return tuple(
-        CachePiece(f"{held.layer}.{kind}.{head.start}", 2 * number + which, (index,))
-        for number, held in enumerate(held_layers(layout, "float32"))
-        for which, kind in enumerate(("key", "value"))
-        for index, head in enumerate(held.heads)
-    )
+
+def row_pieces(layout: ShardLayout) -> tuple[CachePiece, ...]:
+    """Keys and values [heads, tokens, elements] of each layer that keeps all tokens, in turn, as a
+    piece for each head."""
+    return tuple(_head_pieces(layout, windows=False))
 
 
 def state_pieces(layout: ShardLayout, count: int) -> tuple[CachePiece, ...]:
-    """The `count` states of a request: those of `layout.states` as a piece for each unit, others
-    whole, which only a shard of the same layers and heads can use."""
-    pieces = list(_units(layout))
+    """The `count` states of a request: those of `layout.states` as a piece for each unit; keys and
+    values of windows as a piece for each head; others whole, which only a shard of the same layers
+    and heads can use."""
+    pieces = [*_units(layout), *_head_pieces(layout, windows=True)]
     named = 1 + max((each.array for each in pieces), default=-1)
     same = hashlib.sha256(repr(layout.matrices).encode()).hexdigest()
     pieces += (CachePiece(f"{same}.{number}", number, ()) for number in range(named, count))
     return tuple(pieces)
+
+
+def _head_pieces(layout: ShardLayout, *, windows: bool) -> Iterator[CachePiece]:
+    layers = (each for each in held_layers(layout, "float32") if (each.kept is None) != windows)
+    for number, held in enumerate(layers):
+        for which, kind in enumerate(("key", "value")):
+            for index, head in enumerate(held.heads):
+                name, array = f"{held.layer}.{kind}.{head.start}", 2 * number + which
+                if held.kept is None:
+                    yield CachePiece(name, array, (index,))
+                    continue
+                count = max(1, _PIECE_BYTES // held.row_bytes)
+                for first in range(0, held.kept, count):
+                    part = (index, slice(first, first + count))
+                    yield CachePiece(f"{name}.window.{first}", array, part)
 
 
 def _units(layout: ShardLayout) -> Iterator[CachePiece]:

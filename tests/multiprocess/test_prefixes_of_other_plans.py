@@ -59,7 +59,9 @@ class Asked:
 
 @pytest.mark.parametrize(
     ("family", "has_states"),
-    repeats_are_slow([("llama", False), ("qwen3_5", True), ("lfm2", True)], of=[1]),
+    repeats_are_slow(
+        [("llama", False), ("qwen3_5", True), ("lfm2", True), ("gemma3", True)], of=[1]
+    ),
 )
 def test_devices_take_what_they_have_stored_and_get_the_rest_from_others(
     tiny_checkpoint: Callable[..., TinyCheckpoint], family: str, has_states: bool, tmp_path: Path

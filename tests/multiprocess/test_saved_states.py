@@ -62,7 +62,7 @@ def test_prompts_that_begin_alike_go_on_from_saved_states(
                 dtype="float32",
                 plan=plan,
                 context_tokens=CONTEXT,
-                concurrency=2,
+                concurrency=4,  # saved windows are in memory that requests leave free
                 kv_dtype=kv_dtype,
             )
 
@@ -85,10 +85,7 @@ def test_prompts_that_begin_alike_go_on_from_saved_states(
         for prompt, reply in ((turn, again), (parting[1], shared)):
             with load() as model, load(others) as other:
                 later, anew = model.generate(prompt, OPTIONS), other.generate(prompt, OPTIONS)
-            if checkpoint.spec.has_states or kv_dtype == "int4":
-                assert found(later) >= 200 // unit * unit
-            else:
-                assert found(later) == 0, "windows are not stored"
+            assert found(later) >= 200 // unit * unit
             assert found(anew) == 0
             for each in (later, anew):
                 assert each.token_ids == reply.token_ids

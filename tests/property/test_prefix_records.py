@@ -42,16 +42,20 @@ class Program:
     cache_digest: str
     length: int
 
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+    def new_rows(self, tokens: int, *, windows: bool = True) -> list[NDArray[Any]]:
         return list(np.zeros((ARRAYS, HEADS, tokens, 2), np.float32))
 
     def new_states(self) -> list[NDArray[Any]]:
         return []
 
-    def rows(self, _request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+    def rows(
+        self, _request: str, first: int, last: int, *, windows: bool = True
+    ) -> list[NDArray[Any]] | None:
         return self.new_rows(last - first) if last <= self.length else None
 
-    def put_rows(self, _request: str, first: int, rows: list[NDArray[Any]]) -> None:
+    def put_rows(
+        self, _request: str, first: int, rows: list[NDArray[Any]], *, windows: bool = True
+    ) -> None:
         self.length = first + rows[0].shape[1]
 
 

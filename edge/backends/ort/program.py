@@ -167,9 +167,11 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         self._use(self._open_graphs(self._kv_bits, layers))
         self._graph_bits = self._kv_bits
 
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+    def put_rows(
+        self, request: str, first: int, rows: Sequence[NDArray[Any]], *, windows: bool = True
+    ) -> None:
         self._lend(None)
-        super().put_rows(request, first, rows)
+        super().put_rows(request, first, rows, windows=windows)
 
     def take(self, request: str, source: str, tokens: int, *, moves: bool) -> int:
         self._lend(None)

@@ -190,10 +190,12 @@ class TritonProgram(SwappedKv):
             f"{self._operators.activations}"
         )
 
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+    def new_rows(self, tokens: int, *, windows: bool = True) -> list[NDArray[Any]]:
         return self._cache.new_rows(tokens)
 
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+    def rows(
+        self, request: str, first: int, last: int, *, windows: bool = True
+    ) -> list[NDArray[Any]] | None:
         if request not in self._cache or not self._moves.is_inside(request):
             return None
         slot = self._cache.open(request)
@@ -202,7 +204,9 @@ class TritonProgram(SwappedKv):
         layers = range(self._cache.shape.num_layers)
         return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
 
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+    def put_rows(
+        self, request: str, first: int, rows: Sequence[NDArray[Any]], *, windows: bool = True
+    ) -> None:
         slot = self._cache.open(request)
         for layer in range(self._cache.shape.num_layers):
             keys, values = rows[2 * layer : 2 * layer + 2]

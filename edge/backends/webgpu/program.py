@@ -82,10 +82,12 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
     def cache_digest(self) -> str:
         return f"webgpu {ort.__version__} {self._device.identity}"
 
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+    def new_rows(self, tokens: int, *, windows: bool = True) -> list[NDArray[Any]]:
         return self._cache.new_rows(tokens)
 
-    def rows(self, request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+    def rows(
+        self, request: str, first: int, last: int, *, windows: bool = True
+    ) -> list[NDArray[Any]] | None:
         if request not in self._cache or not self._moves.is_inside(request):
             return None
         slot = self._cache.open(request)
@@ -95,7 +97,9 @@ class WebGpuProgram(GraphSteps[DeviceGraphs], SwappedKv):
         with self._losing():
             return [each for layer in layers for each in self._cache.rows(layer, slot, first, last)]
 
-    def put_rows(self, request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+    def put_rows(
+        self, request: str, first: int, rows: Sequence[NDArray[Any]], *, windows: bool = True
+    ) -> None:
         slot = self._cache.open(request)
         with self._losing():
             for layer in range(self._cache.shape.num_layers):

@@ -54,13 +54,17 @@ class Cache:
         self.rows_there[..., self.length : length, 0] = PROMPT[self.length : length]
         self.length = length
 
-    def new_rows(self, tokens: int) -> list[NDArray[Any]]:
+    def new_rows(self, tokens: int, *, windows: bool = True) -> list[NDArray[Any]]:
         return list(np.zeros((*SHAPE[:2], tokens, SHAPE[3]), np.float32))
 
-    def rows(self, _request: str, first: int, last: int) -> list[NDArray[Any]] | None:
+    def rows(
+        self, _request: str, first: int, last: int, *, windows: bool = True
+    ) -> list[NDArray[Any]] | None:
         return list(self.rows_there[:, :, first:last]) if last <= self.length else None
 
-    def put_rows(self, _request: str, first: int, rows: Sequence[NDArray[Any]]) -> None:
+    def put_rows(
+        self, _request: str, first: int, rows: Sequence[NDArray[Any]], *, windows: bool = True
+    ) -> None:
         assert first <= self.length
         self.length = first + rows[0].shape[1]
         self.rows_there[:, :, first : self.length] = rows
