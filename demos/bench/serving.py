@@ -7,7 +7,6 @@ import contextlib
 import json
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -233,8 +233,8 @@ class KvStorage(Protocol):
         ...
 
     def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
-        """Set the request's states and windows, which are those at N tokens. Its keys and values are set by
-        `put_rows` before."""
+        """Set the request's states and windows, which are those at N tokens. Its keys and values
+        are set by `put_rows` before."""
         ...
 
     def keep(self, request: str, tokens: int) -> None:

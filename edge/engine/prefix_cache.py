@@ -5,8 +5,8 @@ and heads. Devices may share a secret: a key contains the device that stored the
 certificate, so that a device only reads its own blocks and those of devices that it trusts.
 
 If layers have states or windows, a prompt continues from a snapshot: these at a point where
-scheduling saved them, and the keys and values between the last whole block and that point. Every shard of such
-a model has a snapshot at each of these points, also one whose own layers have no states.
+scheduling saved them, and the keys and values between the last whole block and that point. Every
+shard of such a model has a snapshot at each of these points, also one whose own layers have none.
 
 In memory, blocks are small. They are copied when a session ends; until then its own KV cache has
 them. The caller decides how many tokens to use.

@@ -17,7 +17,6 @@ from edge.models.attention import Attention
 from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
 
-
 _PIECE_BYTES = 1 << 19
 """Most bytes of a piece of a window, so that a message has room for it."""
 
