@@ -69,12 +69,14 @@ class ControlGroup(contextlib.AbstractContextManager["ControlGroup"]):
                 limit = "io.max" if self._is_v2 else "blkio.throttle.read_bps_device"
                 (self._disk_folder / limit).write_text(f"{self._device} {rate}")
             if quota is not None:
-                self._limit_processor(self._folders[-1], round(quota * PERIOD_US))
+                self.limit_processor(quota)
         except BaseException:
             self.close()
             raise
 
-    def _limit_processor(self, folder: Path, quota_us: int) -> None:
+    def limit_processor(self, quota: float) -> None:
+        """Change the quota of a group that has one."""
+        folder, quota_us = self._folders[-1], round(quota * PERIOD_US)
         if self._is_v2:
             (folder / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
             return

@@ -32,6 +32,7 @@ CASES = {
     "serving": ("serving", "Many clients of one server."),
     "server-cost": ("server_cost", "What HTTP adds to the time of a token."),
     "security": ("security", "What keys and encryption cost."),
+    "busy-device": ("busy_device", "An answer during which a device becomes busy."),
     "faults": ("faults", "Replies while peers are killed, stopped, cut off."),
     "soak": ("soak", "Replies while peers come and go, or every core is busy."),
     "local-cluster": ("predictions", "Predictions against plans on peers of this machine."),

@@ -306,7 +306,7 @@ def local_cluster(
 
 @contextlib.contextmanager
 def _pinned(devices: Sequence[Device], cache: Path) -> Iterator[edge.Cluster]:
-    with open_bed(devices, cache) as addresses, edge.Cluster.connect(addresses) as cluster:
+    with open_bed(devices, cache) as bed, edge.Cluster.connect(bed.addresses) as cluster:
         yield cluster
 
 

@@ -228,13 +228,18 @@ class KvStorage(Protocol):
         types, valid until the next call. Empty if the layers have none."""
         ...
 
-    def new_states(self) -> list[NDArray[Any]]:
-        """Contiguous arrays for the states and windows of one request."""
+    def states_like(self, tokens: int) -> list[NDArray[Any]]:
+        """Arrays of the shapes and types of `states` at N tokens; their contents say nothing."""
+        ...
+
+    def new_states(self, request: str, tokens: int) -> list[NDArray[Any]]:
+        """Arrays for the request's states and windows at N tokens, to be filled and put; those of
+        windows are its own memory already."""
         ...
 
     def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
-        """Set the request's states and windows, which are those at N tokens. Its keys and values
-        are set by `put_rows` before."""
+        """Set the request's states and windows, which are those at N tokens: arrays of
+        `new_states`. Its keys and values are set by `put_rows` before."""
         ...
 
     def keep(self, request: str, tokens: int) -> None:

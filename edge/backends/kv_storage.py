@@ -34,8 +34,11 @@ class SwappedKv:
     def states(self, request: str, tokens: int) -> list[NDArray[Any]] | None:
         return self._moves.states(request, tokens)
 
-    def new_states(self) -> list[NDArray[Any]]:
-        return self._moves.new_states()
+    def states_like(self, tokens: int) -> list[NDArray[Any]]:
+        return self._moves.states_like(tokens)
+
+    def new_states(self, request: str, tokens: int) -> list[NDArray[Any]]:
+        return self._moves.new_states(request, tokens)
 
     def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
         self._moves.put_states(request, tokens, states)

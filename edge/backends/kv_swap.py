@@ -74,7 +74,7 @@ class Pool(Protocol):
         ...
 
     def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
-        """Set a slot's states, in the form of `saved_states`."""
+        """Set a slot's states, in the form of `states` for one slot."""
         ...
 
     @property
@@ -91,6 +91,11 @@ class Pool(Protocol):
         length."""
         ...
 
+    def windows_like(self, tokens: int) -> list[NDArray[Any]]:
+        """Arrays of the shapes of one request's windows after so many tokens, as `saved_states` has
+        them, without memory."""
+        ...
+
     def save_states(self, slot: int, place: int) -> None:
         """Copy a slot's states and windows to a place for saved ones, over its contents."""
         ...
@@ -101,7 +106,7 @@ class Pool(Protocol):
         ...
 
     def new_states(self) -> list[NDArray[Any]]:
-        """Arrays for the states of one request, in the form of `saved_states`."""
+        """Arrays for the states of one request, in the form of `states` for one slot."""
         ...
 
     def load_states(self, slot: int, place: int) -> None:
@@ -172,6 +177,9 @@ class WithoutWindows(ABC):
         return 0
 
     def window_rows(self, slot: int) -> list[tuple[Rows, Rows]]:
+        return []
+
+    def windows_like(self, tokens: int) -> list[NDArray[Any]]:
         return []
 
     def drop_saved(self, place: int) -> None:
@@ -345,17 +353,25 @@ class CacheMoves:
         place = self._place_of(request, tokens)
         return None if place is None else self._pool.saved_states(place)
 
-    def new_states(self) -> list[NDArray[Any]]:
-        """Arrays for the states of one request."""
-        return self._pool.new_states()
+    def states_like(self, tokens: int) -> list[NDArray[Any]]:
+        """Arrays of the shapes and types of a request's states and windows at N tokens."""
+        return [*self._pool.new_states(), *self._pool.windows_like(tokens)]
 
-    def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
-        """Set a request's states, which are those at N tokens."""
+    def new_states(self, request: str, tokens: int) -> list[NDArray[Any]]:
+        """Arrays for the request's states and windows at N tokens; those of windows are its own."""
+        if self._windows is None:
+            return self._pool.new_states()
         slot = self._open(request)
         self._pool.wrote(slot, tokens)
         self._make_room(0, 0)
-        if not self._pool.can_cut:
+        return [rows[None] for pair in self._pool.window_rows(slot) for rows in pair]
+
+    def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:
+        """Set a request's states, which are those at N tokens, in arrays of `new_states`."""
+        slot = self._open(request)
+        if self._pool.rewinds:
             self._pool.put_states(slot, states)
+        self._pool.wrote(slot, tokens)
 
     def _save_before_guesses(self, entry: StepEntry) -> None:
         begun = (entry.request, entry.position)

@@ -34,7 +34,7 @@ from edge.engine.prefix_content import PrefixForm, computed
 from edge.engine.prefix_keys import STATES, TokenChain, prefix_facts
 from edge.errors import RequestError
 from edge.memory.recomputing import effort
-from edge.memory.step_memory import has_states
+from edge.memory.step_memory import MOST_WINDOWS_COPIED, has_states, keeps_windows
 from edge.offload import Pieces, PrefixMemory, PrefixPart, PrefixRecords, PrefixStore
 from edge.protocol.assignment import Assignment
 from edge.protocol.messages import MOST_POINTS, MOST_PREFIX_TOKENS
@@ -104,6 +104,7 @@ class PrefixCache:
         self._most_tokens = assignment.limits.cached_tokens
         self._most_requests = assignment.limits.caches
         self.has_states = has_states(assignment.model, assignment.kv_dtype)
+        self._most_copied = MOST_WINDOWS_COPIED if keeps_windows(assignment.model) else math.inf
         sizes = [place.size for place in self.places]
         self._every, self._largest = 1 if self.has_states else math.gcd(*sizes), max(sizes)
         recipe = assignment.weight_format.recipe
@@ -124,10 +125,10 @@ class PrefixCache:
             raise RequestError("the prefix of this request is not looked up")
         return self._chains[request]
 
-    def piece_bytes(self, tokens: int) -> dict[str, int]:
+    def piece_bytes(self, tokens: int, point: int) -> dict[str, int]:
         """Bytes of each piece of so many tokens, after a match."""
         assert self._form is not None
-        pieces = self._form.pieces(*self._form.room(1, states=True))
+        pieces = self._form.pieces(self._form.room(1), self._form.states_like(point))
         rows = self._form.block.names
         return {k: v.nbytes * (tokens if k in rows else 1) for k, v in pieces.items()}
 
@@ -210,9 +211,10 @@ class PrefixCache:
         for place in self.places:
             start = point // place.size * place.size
             there = self._find(place, chain, form.snapshot, STATES, point)
-            rows, states = form.room(point - start, states=True)
-            is_covered = start <= found and there
-            if is_covered and form.read(place.records, there, self.secret, rows, states):
+            if start > found or not there:
+                continue
+            rows, states = form.room(point - start), program.new_states(request, point)
+            if form.read(place.records, there, self.secret, rows, states):
                 program.put_rows(request, start, rows, windows=False)
                 program.put_states(request, point, states)
                 place.records.use(there, self._cost(point, place.size))
@@ -229,7 +231,7 @@ class PrefixCache:
             return most
         used: dict[_Place, list[str]] = {}
         for place, end, there in self._stored_blocks(form, chain, known, most):
-            rows, _states = form.room(place.size)
+            rows = form.room(place.size)
             if not form.read(place.records, there, self.secret, rows):
                 break
             program.put_rows(request, end - place.size, rows, windows=False)
@@ -305,12 +307,13 @@ class PrefixCache:
         content = computed(program, request, disk.size, kind, end)
         if content is None:
             return False
-        copies = form.room(content.tokens, states=kind == STATES)
-        for into, some in zip(
-            (*copies[0], *copies[1]), (*content.rows, *content.states), strict=True
-        ):
+        if sum(each.nbytes for each in content.states) > self._most_copied:
+            return False
+        states = [each.copy() for each in content.states]
+        rows = form.room(content.tokens)
+        for into, some in zip(rows, content.rows, strict=True):
             into[...] = some
-        pieces, unkept = form.pieces(*copies), self._unkept[request]
+        pieces, unkept = form.pieces(rows, states), self._unkept[request]
         key = self._chains[request].own_key(kind, end)
         before, cost = tuple(unkept.before), self._cost(end, disk.size)
 

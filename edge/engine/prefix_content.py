@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,23 +23,26 @@ class PrefixForm:
     def __init__(self, layout: ShardLayout, program: KvStorage, tokens: int) -> None:
         """tokens: most in a block."""
         self._room = program.new_rows(tokens, windows=False)
-        self._states = program.new_states()
         self._row_pieces = row_pieces(layout)
-        self._state_pieces = state_pieces(layout, len(self._states))
+        self.states_like = program.states_like
+        self._state_pieces = state_pieces(layout, len(program.states_like(0)))
         names = piece_names(self._row_pieces)
         self.block = PrefixPart.of(names)
         self.snapshot = PrefixPart.of([*names, *piece_names(self._state_pieces)])
 
-    def room(self, tokens: int, *, states: bool = False) -> tuple[Arrays, Arrays]:
-        """The only buffers: for rows of so many tokens, and for states."""
-        return [each[:, :tokens] for each in self._room], self._states if states else ()
+    def room(self, tokens: int) -> Arrays:
+        """The only buffers, for rows of so many tokens."""
+        return [each[:, :tokens] for each in self._room]
 
     def pieces(self, rows: Arrays, states: Arrays = ()) -> Pieces:
         """The pieces of a block, or with states of a snapshot."""
-        pieces = {each.name: rows[each.array][each.part] for each in self._row_pieces}
+        return dict(self._parts(rows, states))
+
+    def _parts(self, rows: Arrays, states: Arrays) -> Iterator[tuple[str, NDArray[Any]]]:
+        yield from ((each.name, each.of(rows)) for each in self._row_pieces)
         if states:
-            pieces |= {each.name: states[each.array][0][each.part] for each in self._state_pieces}
-        return pieces
+            whole = [each[0] for each in states]
+            yield from ((each.name, each.of(whole)) for each in self._state_pieces)
 
     def read(
         self,
@@ -53,10 +56,7 @@ class PrefixForm:
         pieces = self.pieces(rows, states)
         if not records.read(ids, pieces, secret):
             return False
-        filled = [(each.name, rows[each.array][each.part]) for each in self._row_pieces]
-        if states:
-            filled += [(each.name, states[each.array][0][each.part]) for each in self._state_pieces]
-        for name, array in filled:
+        for name, array in self._parts(rows, states):
             if not np.may_share_memory(array, pieces[name]):
                 array[...] = pieces[name]
         return True

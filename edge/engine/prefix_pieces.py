@@ -78,7 +78,7 @@ class StoredPieces:
         itself. Raises RequestError for other tokens, numbers or sizes."""
         request, first, last, content = call.request, call.first, call.last, call.content
         has_states = self._check(call)
-        sizes = self._cache.piece_bytes(last - first)
+        sizes = self._cache.piece_bytes(last - first, last)
         names, num_rows = _names(self._cache.layout)
         chosen = _chosen(names, call.pieces)
         if sum(sizes[name] for name in chosen) != len(content):

@@ -72,6 +72,8 @@ class Widths:
     """Tokens in the smallest unit of memory for keys and values."""
     state_bytes: int = 0
     """Bytes of one request's states, at any length."""
+    window_bytes: int = 0
+    """Bytes of one request's windows."""
     window_pages: int = 0
     """Arrays of one request's windows, each of which may take a page more."""
     keeps_remainders: bool = False
@@ -114,6 +116,7 @@ class Widths:
                 if kv_dtype == "float32"
                 else sum(_token_bytes(mixer, "float32") for mixer in layout.caches.values())
             ),
+            window_bytes=window_bytes(layout, kv_dtype),
             window_pages=2 * sum(each.kept_tokens is not None for each in layout.caches.values()),
             observed_bytes=observed_bytes(layout) if observes else 0,
             beside_values=_beside(spec, layout),
@@ -287,6 +290,11 @@ def further_bytes(further: FurtherHead, limits: StepLimits) -> int:
     return kept + buffer_bytes(Widths.of_shard(further.spec, further.layout), own)
 
 
+MOST_WINDOWS_COPIED = 64 << 20
+"""Most bytes of a request's windows that go to disk for later sessions; larger ones are kept in
+memory only."""
+
+
 def buffer_bytes(widths: Widths, limits: StepLimits) -> int:
     """Most bytes that a shard takes beside weights and KV cache while it computes any step."""
     values = _made_once(widths, limits) + _logits(widths, limits)
@@ -315,8 +323,12 @@ def _loose_bytes(widths: Widths) -> int:
 
 
 def _moved_bytes(widths: Widths, limits: StepLimits) -> int:
-    """Bytes of the block of a prompt between memory and disk, if keys and values may go to disk."""
-    return limits.chunk_tokens * widths.cache_token_bytes if limits.disk_tokens else 0
+    """Bytes of the block of a prompt between memory and disk, and of windows behind it, if keys and
+    values may go to disk."""
+    if not limits.disk_tokens:
+        return 0
+    windows = widths.window_bytes if widths.window_bytes <= MOST_WINDOWS_COPIED else 0
+    return limits.chunk_tokens * widths.cache_token_bytes + windows
 
 
 def _measured_bytes(widths: Widths, limits: StepLimits) -> int:

@@ -31,6 +31,9 @@ from edge.scheduling.prefixes import FEWEST_TOKENS
 
 Pieces = NDArray[np.uint32]
 
+_MOST_STATE_BYTES = 128 << 20
+"""Of states and windows, which a device holds once more until all are there."""
+
 _MOST_TRIALS = 3
 """Numbers of tokens that are tried, the largest first."""
 
@@ -173,7 +176,7 @@ class PrefixExchange:
         largest = max(
             int(row_bytes.max(initial=0)) * MOST_PREFIX_TOKENS, int(state_bytes.max(initial=0))
         )
-        if not holders or largest > MOST_COPY_BYTES:
+        if not holders or largest > MOST_COPY_BYTES or state_bytes.sum() > _MOST_STATE_BYTES:
             return None
         return _Move(seat, tokens, point > 0, holders, row_bytes, state_bytes)
 

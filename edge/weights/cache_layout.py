@@ -6,18 +6,19 @@ The names of pieces are the same on every plan, so one shard's can be put togeth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.models.attention import Attention
 from edge.weights.formats import KvDtype, kv_bits
 from edge.weights.layout import ShardLayout
 
-_PIECE_BYTES = 1 << 19
+_SECTION_BYTES = 1 << 19
 """Most bytes of a piece of a window, so that a message has room for it."""
 
 
@@ -64,6 +65,13 @@ class CachePiece(NamedTuple):
     """The number of the array."""
     part: tuple[slice | int, ...]
     """Its place in that array."""
+    section: tuple[int, int] = (0, 1)
+    """Which of how many sections of that: windows may be too long for one piece."""
+
+    def of(self, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """Its part of the arrays, as a view."""
+        part, (number, count) = arrays[self.array][self.part], self.section
+        return part[len(part) * number // count : len(part) * (number + 1) // count]
 
 
 def piece_names(pieces: Iterable[CachePiece]) -> list[str]:
@@ -98,10 +106,10 @@ def _head_pieces(layout: ShardLayout, *, windows: bool) -> Iterator[CachePiece]:
                 if held.kept is None:
                     yield CachePiece(name, array, (index,))
                     continue
-                count = max(1, _PIECE_BYTES // held.row_bytes)
-                for first in range(0, held.kept, count):
-                    part = (index, slice(first, first + count))
-                    yield CachePiece(f"{name}.window.{first}", array, part)
+                count = -(-held.kept * held.row_bytes // _SECTION_BYTES)
+                for section in range(count):
+                    part = f"{name}.window.{section}"
+                    yield CachePiece(part, array, (index,), (section, count))
 
 
 def _units(layout: ShardLayout) -> Iterator[CachePiece]:

@@ -204,14 +204,9 @@ class KVPool:
         return [state[first : first + count] for state in self._states]
 
     def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
-        """Set a slot's states, and windows of as many tokens as it has, in the form of
-        `saved_states`."""
-        given = iter(states)
-        for own in self.states(slot, 1):
-            own[...] = next(given)
-        for pair in self.window_rows(slot):
-            for rows in pair:
-                rows[...] = next(given)[0, :, : rows.shape[1]]
+        """Set a slot's states, in the form of `states` for one slot."""
+        for own, state in zip(self.states(slot, 1), states, strict=True):
+            own[...] = state
 
     def save_states(self, slot: int, place: int) -> None:
         """Copy a slot's states and windows to a place, over its contents."""
@@ -219,21 +214,30 @@ class KVPool:
         self._copy_state(slot, self._behind(place), length)
 
     def saved_states(self, place: int) -> list[NDArray[Any]]:
-        """The states in a place, as views of the pool; then keys and values of each window, with
-        zeros in rows that are not in use. Each [1, …]."""
+        """The states in a place, then keys and values of each window, each [1, …], as views of the
+        pool."""
         row, length = self._behind(place), self._saved_lengths[place]
-        found: list[NDArray[Any]] = [*self.states(row, 1)]
-        for pair, rows in self._windows:
-            count = rows.rows(length)
-            for array in pair:
-                found.append(np.zeros((1, *array.shape[1:]), array.dtype))
-                found[-1][0, :, :count] = array[row, :, :count]
-        return found
+        windows = (
+            array[row : row + 1, :, : rows.rows(length)]
+            for pair, rows in self._windows
+            for array in pair
+        )
+        return [*self.states(row, 1), *windows]
 
     def new_states(self) -> list[NDArray[Any]]:
-        """Arrays for the states of one request, in the form of `saved_states`."""
-        windows = (array for pair, _rows in self._windows for array in pair)
-        return [np.empty((1, *each.shape[1:]), each.dtype) for each in (*self._states, *windows)]
+        """Arrays for the states of one request, in the form of `states`."""
+        return [np.empty((1, *state.shape[1:]), state.dtype) for state in self._states]
+
+    def windows_like(self, tokens: int) -> list[NDArray[Any]]:
+        """Arrays of the shapes of one request's windows after so many tokens, as `saved_states` has
+        them, without memory."""
+        return [
+            np.broadcast_to(
+                np.zeros((), array.dtype), (1, array.shape[1], rows.rows(tokens), array.shape[3])
+            )
+            for pair, rows in self._windows
+            for array in pair
+        ]
 
     def load_states(self, slot: int, place: int) -> None:
         """Copy the states and windows of a place to a slot, and forget tokens behind them. Raises

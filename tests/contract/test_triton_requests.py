@@ -107,7 +107,7 @@ def test_states_go_where_their_requests_go(
         rows, states = saved
         assert rows is not None
         assert states is not None
-        assert [each.shape for each in states] == [each.shape for each in program.new_states()]
+        assert [each.shape for each in states] == [each.shape for each in program.states_like(9)]
         program.put_rows("h", 0, rows)
         program.put_states("h", 9, states)
         go_on("h", 9, 12)

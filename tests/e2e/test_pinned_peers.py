@@ -50,7 +50,7 @@ def test_a_model_runs_over_three_devices_of_which_nothing_stays(
         for name, core, quota in (("a", 0, 1), ("b", 0, 0.5), ("c", 0, 1))
     ]
     plan = bundled_plan("tensor_3", devices=("a", "b", "c"))
-    with open_bed(devices, tmp_path) as addresses:
+    with open_bed(devices, tmp_path) as (addresses, _groups):
         assert len(left(os.getpid())) >= 3 * len(devices)
         with (
             edge.Cluster.connect(addresses) as cluster,

@@ -222,13 +222,16 @@ def test_what_would_change(checkpoint: TinyCheckpoint, peers: list[str]) -> None
     assert sentence == "There is no device 'nobody' in the cluster; there are left, right."
 
 
-def test_a_benchmark_shows_what_was_predicted(checkpoint: TinyCheckpoint, peers: list[str]) -> None:
+def test_a_benchmark_shows_what_was_predicted(
+    checkpoint: TinyCheckpoint, peers: list[str], tmp_path: Path
+) -> None:
+    report = tmp_path / "report.jsonl"
     command = (
         "bench", checkpoint.path, "--dtype", DTYPE, "--parallel", "tensor", "--repeats", 1,
         "--prompt-tokens", 8, "--new-tokens", 8, "--requests", 2, *peers,
     )  # fmt: skip
     assert "predicted" in run_edge(*command).out
-    value = json.loads(run_edge(*command, "--json").out)
+    value = json.loads(run_edge(*command, "--json", "--report", report).out)
     assert value["predicted"].keys() == {
         "decode_tokens_per_s", "prefill_tokens_per_s", "first_token_s", "batch_tokens_per_s",
         "decode_tokens_per_s_range", "batch_tokens_per_s_range",
@@ -238,6 +241,12 @@ def test_a_benchmark_shows_what_was_predicted(checkpoint: TinyCheckpoint, peers:
             low, high = value["predicted"].get(f"{name}_range", (found, found))
             assert 0 < low <= found <= high
     assert [peer["token"]["steps"] for peer in value["peers"]] == [1, 1]
+    line = json.loads(report.read_text())
+    assert re.fullmatch(r"[AB] \+ [AB]: layers 0-\d, heads \d:\d", line["plan"])
+    assert [each["tokens_per_s"] > 0 for each in (line["said"], line["was"])] == [True, True]
+    assert re.match(r"[AB]-[AB]: [125]0* Mbit/s, ", line["links"][0])
+    told = report.read_text()
+    assert not any(each in told for each in ("left", "right", "127.0.0.1", checkpoint.path.name))
 
 
 def test_memory_that_is_missing_can_be_tried_out(

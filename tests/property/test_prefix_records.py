@@ -45,7 +45,7 @@ class Program:
     def new_rows(self, tokens: int, *, windows: bool = True) -> list[NDArray[Any]]:
         return list(np.zeros((ARRAYS, HEADS, tokens, 2), np.float32))
 
-    def new_states(self) -> list[NDArray[Any]]:
+    def states_like(self, _tokens: int) -> list[NDArray[Any]]:
         return []
 
     def rows(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from edge.demos.bench.clusters.networks import DATA, PREFIX, open_network
 from edge.demos.bench.clusters.table import CORES, Device
@@ -51,9 +52,16 @@ def why_not() -> str | None:
         return f"the system refuses: {error}"
 
 
+class Bed(NamedTuple):
+    """Daemons that run, in the order of their devices."""
+
+    addresses: tuple[str, ...]
+    groups: tuple[ControlGroup, ...]
+
+
 @contextlib.contextmanager
-def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]]:
-    """The addresses of these devices' daemons, which share the cache; all is gone afterwards.
+def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[Bed]:
+    """These devices' daemons, which share the cache; all is gone afterwards.
 
     Raises ValueError for a core that this machine has not, OSError or CalledProcessError where the
     system does not allow it, TimeoutError for a daemon that stays.
@@ -66,14 +74,15 @@ def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]
     owner = os.getpid()
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(open_network(devices, owner))
-        daemons = []
+        daemons, groups = [], []
         for index, device in enumerate(devices):
             group = ControlGroup(
                 network.namespace(index),
                 memory_bytes=device.memory_bytes + OVERHEAD_BYTES,
                 quota=device.quota if device.quota < 1 else None,
             )
-            command = stack.enter_context(group).joined(
+            groups.append(stack.enter_context(group))
+            command = group.joined(
                 *("nsenter", f"--net={network.file(index)}"),
                 *("taskset", "--cpu-list", str(cores[device.core])),
                 *(sys.executable, "-m", "edge", "peer"),
@@ -87,7 +96,7 @@ def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[tuple[str, ...]
         for index, (device, daemon) in enumerate(zip(devices, daemons, strict=True)):
             port = daemon_address(daemon, device.name).rpartition(":")[2]
             addresses.append(f"{network.control_addresses(index)[1]}:{port}")
-        yield tuple(addresses)
+        yield Bed(tuple(addresses), tuple(groups))
 
 
 def remove_leftovers() -> None:

@@ -44,7 +44,7 @@ def model_in_stages(stack: contextlib.ExitStack, given: Given, **options: Any) -
         for number in range(given.stages)
     ]
     cluster = stack.enter_context(
-        edge.Cluster.connect(stack.enter_context(open_bed(devices, given.folder / "bed")))
+        edge.Cluster.connect(stack.enter_context(open_bed(devices, given.folder / "bed")).addresses)
     )
     with Checkpoint.open(given.path) as checkpoint:
         wanted = edge.LoadOptions(**options)

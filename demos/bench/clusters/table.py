@@ -77,13 +77,71 @@ def _pair(bytes_per_s: float | None = None, delay_s: float = 0.0) -> tuple[Devic
     return first, second
 
 
+def _halves(
+    count: int, bytes_per_s: float | None = None, delay_s: float = 0.0, *, core: int | None = None
+) -> tuple[Device, ...]:
+    """Devices of half a core, two on each."""
+    return tuple(
+        Device(
+            name="bcde"[number],
+            core=number // 2 if core is None else core,
+            quota=0.5,
+            bytes_per_s=bytes_per_s,
+            delay_s=delay_s,
+        )
+        for number in range(count)
+    )
+
+
 CASES = (
     Case(name="one", devices=_pair()[:1], shape="M", asked=("auto",)),
     Case(name="two", devices=_pair(), shape="H"),
     Case(name="two-gigabit", devices=_pair(1000 * MBIT), shape="M"),
     Case(name="two-100-mbit", devices=_pair(100 * MBIT), shape="M"),
     Case(name="two-far", devices=_pair(1000 * MBIT, 0.0005), shape="W"),
+    Case(name="two-10-mbit", devices=_pair(10 * MBIT), shape="M"),
+    Case(name="two-near", devices=_pair(1000 * MBIT, 0.00005), shape="H"),
+    Case(name="two-wide-100-mbit", devices=_pair(100 * MBIT, 0.0005), shape="W"),
+    Case(
+        name="two-5-ms",
+        devices=_pair(1000 * MBIT, 0.0025),
+        shape="W",
+        asked=("auto", "pipeline"),
+    ),
+    Case(
+        name="two-20-ms",
+        devices=_pair(100 * MBIT, 0.01),
+        shape="M",
+        asked=("auto", "pipeline"),
+    ),
+    Case(
+        name="two-far-and-slow",
+        devices=_pair(10 * MBIT, 0.01),
+        shape="H",
+        asked=("auto", "pipeline"),
+    ),
     # With a quota only whole layers are tried: between two sums lies less than a period.
+    Case(name="half", devices=_halves(1), shape="W", asked=("auto",)),
+    Case(name="three-halves", devices=_halves(3), shape="W", asked=("auto", "pipeline")),
+    Case(name="four-halves", devices=_halves(4), shape="W", asked=("auto", "pipeline")),
+    Case(
+        name="three-halves-100-mbit",
+        devices=_halves(3, 100 * MBIT, 0.0005),
+        shape="W",
+        asked=("auto", "pipeline"),
+    ),
+    Case(
+        name="four-halves-gigabit",
+        devices=_halves(4, 1000 * MBIT, 0.0001),
+        shape="W",
+        asked=("auto", "pipeline"),
+    ),
+    Case(
+        name="one-and-two-halves",
+        devices=(Device(name="a", core=0), *_halves(2, core=1)),
+        shape="W",
+        asked=("auto", "pipeline"),
+    ),
     Case(
         name="two-to-one",
         devices=(Device(name="a", core=0), Device(name="b", core=1, quota=0.5)),
@@ -99,7 +157,8 @@ CASES = (
     Case(
         name="neither-has-the-memory",
         devices=tuple(
-            Device(name=name, core=core, memory_bytes=GIB // 2) for core, name in enumerate("ab")
+            Device(name=name, core=core, memory_bytes=5 * GIB // 8)
+            for core, name in enumerate("ab")
         ),
         shape="W",
     ),

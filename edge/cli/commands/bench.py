@@ -25,6 +25,7 @@ from edge.studies.benchmark import (
     compare_speculation,
     run_benchmark,
 )
+from edge.studies.report import report_line
 from edge.studies.versus_llama_cpp import Comparison, Llama, compare, spreads
 
 
@@ -47,6 +48,12 @@ from edge.studies.versus_llama_cpp import Comparison, Llama, compare, spreads
     metavar="PROGRAM",
     help="A Python with llama-cpp-python, for --vs llama.cpp.  [default: this one]",
 )
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Add a line to this file: the plan, what was predicted, and what was measured, without "
+    "names or addresses.",
+)
 @adapt_option
 @cluster_options
 @json_option
@@ -58,6 +65,7 @@ def command(
     vs: str | None,
     gguf: Path | None,
     llama_python: str,
+    report: Path | None,
     adapt: bool,
     as_json: bool,
 ) -> None:
@@ -110,6 +118,10 @@ def command(
                     requests=wanted.requests,
                     rounds=wanted.repeats,
                 )
+        if report is not None:
+            backends = {peer.id: peer.backend for peer in cluster.peers}
+            with report.open("a", encoding="utf-8") as file:
+                print(report_line(loaded.proposal, measured, backends), file=file)
         if measured.drift is not None:
             tell_drift(cluster, loaded, model, options, measured.drift, adapt=adapt)
     if as_json:

@@ -47,7 +47,7 @@ class Cache:
     length: int = 0
     cache_digest: str = "c"
 
-    def new_states(self) -> list[NDArray[Any]]:
+    def states_like(self, _tokens: int) -> list[NDArray[Any]]:
         return []
 
     def compute(self, length: int) -> None:

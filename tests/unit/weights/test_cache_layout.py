@@ -57,6 +57,24 @@ def test_shards_have_the_pieces_of_the_model(spec: ModelSpec, layout: str) -> No
     assert states == sizes_of_states(whole)
 
 
+def test_long_windows_have_sections() -> None:
+    """Which have every row once, however many are in use."""
+    windowed = plain_layer(
+        num_heads=4, num_kv_heads=2, head_size=256, window=1024, kept_tokens=1151
+    )
+    layout = whole_layout(spec_of([windowed, plain_layer()]))
+    pieces = state_pieces(layout, 0)
+    assert not any("window" in each.name for each in row_pieces(layout))
+    for used in (64, 700, 1151):
+        arrays = [np.zeros((2, used, 256), np.float32) for _kind in ("keys", "values")]
+        for piece in pieces:
+            part = piece.of(arrays)
+            assert 0 < part.nbytes <= 1 << 19
+            part += 1
+        assert all((each == 1).all() for each in arrays)
+    assert len(pieces) == 2 * 2 * 3
+
+
 def test_states_that_have_no_units_are_whole_and_of_one_shard_alone() -> None:
     spec = SPECS["attention"]
     names = set()
