@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import edge
 from edge.demos.bench import case
@@ -24,16 +27,17 @@ class _Daemons:
     """Two daemons by name, each with a folder for keys and values."""
 
     given: Given
+    folder: Path
+    """Of keys and values."""
     addresses: dict[str, str]
     stack: contextlib.ExitStack
 
     def start(self, names: Sequence[str]) -> None:
         for name in names:
-            folder = self.given.folder / "beginnings" / name
             command = [
                 sys.executable, "-m", "edge", "peer", "--supervised", "--listen", "127.0.0.1:0",
                 "--name", name, "--threads", str(self.given.threads),
-                "--kv-disk", f"{folder}:{_KV_DISK}",
+                "--kv-disk", f"{self.folder / name}:{_KV_DISK}",
             ]  # fmt: skip
             process = self.stack.enter_context(child(command, cache=self.given.folder / "cache"))
             self.addresses[name] = daemon_address(process, name)
@@ -94,10 +98,13 @@ def beginnings(given: Given) -> Iterator[Found]:
     just joined. Each session is a load of its own.
     """
     figures = Figures()
-    for number in range(given.rounds * len(_CASES)):
-        name = [*_CASES][number % len(_CASES)]
-        with contextlib.ExitStack() as stack:
-            daemons = _Daemons(given, {}, stack)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for number, name in itertools.product(range(given.rounds), _CASES):
+        with (
+            tempfile.TemporaryDirectory(dir=given.folder) as folder,
+            contextlib.ExitStack() as stack,
+        ):
+            daemons = _Daemons(given, Path(folder), {}, stack)
             daemons.start(_BOTH)
             _measure(daemons, name, number, figures)
     variant = f"2 x {given.threads} threads, {given.tokens} + {given.new_tokens} tokens"

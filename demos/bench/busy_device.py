@@ -29,7 +29,7 @@ _SIDES: dict[str, Replan] = {"moves": "auto", "stays": "off"}
     case.number("--memory-mib", 512, "Of each."),
     case.number("--new-tokens", 400),
     case.number("--after", 100, "Tokens; then the device with most layers is busy."),
-    case.number("--slower", 4, "Its part of the core is divided by this."),
+    case.choice("--slower", ["2", "4", "8"], "4"),
     case.number("--seconds", 60, "For so long."),
     case.rounds(3),
     case.FOLDER,
@@ -37,7 +37,8 @@ _SIDES: dict[str, Replan] = {"moves": "auto", "stays": "off"}
 def busy_device(given: Given) -> Iterator[Found]:
     """The time to all tokens of an answer, during which a device gets a part of its processor only.
 
-    With `--replan auto` and `off`, in turn. Needs root on Linux.
+    --slower divides its part of the core. With `--replan auto` and `off`, in turn. Needs root on
+    Linux.
     """
     figures, tokens = Figures(), dict[int, tuple[int, ...]]()
     devices = [
@@ -99,7 +100,7 @@ def _answer(
             begun_s = begun_s or now_s
             if len(found) == given.after:
                 busy_s = now_s
-                group.limit_processor(_QUOTA / given.slower)
+                group.limit_processor(_QUOTA / int(given.slower))
             elif busy_s is not None and now_s - busy_s > given.seconds:
                 busy_s = None
                 group.limit_processor(_QUOTA)

@@ -211,10 +211,10 @@ class Loading:
         run = await load_model(delivery, self.peers, on_end=running.ended)
         reload.manifests = run.manifests
         running.begin(run)
-        if options.usually_speculates != "off" and not run.most_drafted:
+        if not run.most_drafted and (self.draft or options.usually_speculates != "off"):
             _log.warning(
-                "no tokens are guessed on this plan: not on GPUs, nor with a rounded wire or "
-                "keys and values in int4"
+                "no tokens are guessed on this plan: not on GPUs, nor with a rounded wire, with "
+                "keys and values in int4, batch_invariant, or observed inputs"
             )
         attendants: list[Attendant] = []
         if self.draft is not None and place is not None:

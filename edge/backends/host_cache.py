@@ -118,9 +118,9 @@ class HostCache:
     ) -> None:
         """Set the request's keys and values from token `first` on. If layers keep the newest tokens
         only, it has the tokens before that."""
-        slot, length = self.pool.open(request), first
-        added = iter(rows)
-        for layer in self._layers(windows):
+        slot, layers = self.pool.open(request), self._layers(windows)
+        length, added = first, iter(rows)
+        for layer in layers:
             for array in self.layer(layer, slot, 1):
                 some = next(added)
                 length = first + some.shape[1]
@@ -131,4 +131,5 @@ class HostCache:
                     both = np.concatenate([array[0, :, : window.rows(first)], some], axis=1)
                     count = window.rows(length)
                     array[0, :, :count] = both[:, both.shape[1] - count :]
-        self.pool.wrote(slot, length)
+        if layers:  # else `first` may be before what the request has
+            self.pool.wrote(slot, length)

@@ -69,6 +69,8 @@ class HostKvStorage(SwappedKv):
     def put_rows(
         self, request: str, first: int, rows: Sequence[NDArray[Any]], *, windows: bool = True
     ) -> None:
+        if rows:
+            self._moves.make_room(request, first + rows[0].shape[1])
         self._cache.put_rows(request, first, rows, windows=windows)
 
     def release(self, request: str) -> None:

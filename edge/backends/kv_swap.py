@@ -329,6 +329,12 @@ class CacheMoves:
         if place not in self._saved:
             self._pool.drop_saved(place)
 
+    def make_room(self, request: str, tokens: int) -> bool:
+        """Whether there is memory for the first N tokens of a request; see `_make_room`."""
+        has = self._pool.length(self._pool.open(request)) if request in self._pool else 0
+        windows = self._pool.window_bytes_of(tokens) - self._pool.window_bytes_of(has)
+        return self._make_room(max(0, tokens - has), windows)
+
     def _make_room(self, tokens: int, window_bytes: int, *, spared: int | None = None) -> bool:
         """Whether there is memory for so many more tokens, and bytes of windows. Saved windows have
         memory that is free otherwise: the oldest are dropped, but not the one in place `spared`."""
@@ -361,9 +367,9 @@ class CacheMoves:
         """Arrays for the request's states and windows at N tokens; those of windows are its own."""
         if self._windows is None:
             return self._pool.new_states()
+        self.make_room(request, tokens)
         slot = self._open(request)
         self._pool.wrote(slot, tokens)
-        self._make_room(0, 0)
         return [rows[None] for pair in self._pool.window_rows(slot) for rows in pair]
 
     def put_states(self, request: str, tokens: int, states: Sequence[NDArray[Any]]) -> None:

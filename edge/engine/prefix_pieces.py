@@ -111,6 +111,11 @@ class StoredPieces:
             states = {name: received[name] for name in names[num_rows:]}
             self._cache.store(request, STATES, last, snapshot | states)
 
+    def forget(self, request: str) -> None:
+        """Drop what was received of a request that is over, without its last pieces."""
+        if self._received[0][0] == request:
+            self._received = (("", 0, 0), {})
+
     def _check(self, call: ReadPrefix | PutPrefix) -> bool:
         """Whether states are wanted, of a model that has some."""
         tokens = len(self._cache.chain(call.request))

@@ -454,6 +454,8 @@ class ShardEngine:
             self._choice.forget(request)
             self._speculator.forget(request)
             self.pictures.forget(request)
+            if self._pieces is not None:
+                self._pieces.forget(request)
             if self._copies is not None:
                 self._copies.forget(request)
             if self._program is not None:

@@ -327,7 +327,7 @@ def _moved_bytes(widths: Widths, limits: StepLimits) -> int:
     values may go to disk."""
     if not limits.disk_tokens:
         return 0
-    windows = widths.window_bytes if widths.window_bytes <= MOST_WINDOWS_COPIED else 0
+    windows = min(widths.window_bytes, MOST_WINDOWS_COPIED)
     return limits.chunk_tokens * widths.cache_token_bytes + windows
 
 

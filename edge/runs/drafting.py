@@ -146,7 +146,8 @@ class Drafting:
                     raise CheckpointError(f"{self._path} was changed since the model was loaded")
                 place = await place_draft(draft, proposal, peers, self._options)
                 await self.start(run, place, peers, draft)
-            _log.info("%s", place.sentence)
+            if self.device is not None:
+                _log.info("%s", place.sentence)
         except EdgeError as error:
             _log.warning("answers go on without a draft model: %s", error)
         except Exception:

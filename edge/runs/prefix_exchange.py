@@ -176,7 +176,8 @@ class PrefixExchange:
         largest = max(
             int(row_bytes.max(initial=0)) * MOST_PREFIX_TOKENS, int(state_bytes.max(initial=0))
         )
-        if not holders or largest > MOST_COPY_BYTES or state_bytes.sum() > _MOST_STATE_BYTES:
+        moved = sum(int(state_bytes[each]) for each in holders)
+        if not holders or largest > MOST_COPY_BYTES or moved > _MOST_STATE_BYTES:
             return None
         return _Move(seat, tokens, point > 0, holders, row_bytes, state_bytes)
 

@@ -22,7 +22,7 @@ from edge.version import __version__
 def report_line(proposal: Proposal, measured: Benchmark, backends: Mapping[str, str]) -> str:
     """A line of JSON. backends: of each device of the plan, by its id."""
     plan, cluster, facts = proposal.plan, proposal.cluster, proposal.model
-    letters = {id: ascii_uppercase[number % 26] for number, id in enumerate(plan.devices)}
+    letters = {id: _letters(number) for number, id in enumerate(plan.devices)}
     devices = [cluster.device(id) for id in plan.devices]
     hosts = {each.host for each in devices}
     names = ClusterSpec(devices=tuple(replace(each, name=letters[each.id]) for each in devices))
@@ -52,6 +52,12 @@ def report_line(proposal: Proposal, measured: Benchmark, backends: Mapping[str, 
         },
     }
     return json.dumps(found)
+
+
+def _letters(number: int) -> str:
+    """A to Z, then A2 to Z2 …"""
+    count, letter = divmod(number, 26)
+    return ascii_uppercase[letter] + (f"{count + 1}" if count else "")
 
 
 def _device(device: DeviceSpec, backend: str) -> str:

@@ -49,7 +49,9 @@ def test_back_end(model: str, backend: str, check: str, tmp_path: Path) -> None:
 
 @pytest.mark.linux_ways
 @pytest.mark.parametrize("backend", ["ort", pytest.param("webgpu", marks=IN_SOFTWARE)])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", ["plain", pytest.param("latent", marks=shown_in_parts("contract/test_operators.py"))]
+)
 def test_back_end_in_a_process_of_its_own(model: str, backend: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [

@@ -266,6 +266,36 @@ def check_prefixes(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
         program.release("r")
 
 
+def check_stored(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
+    """Another request goes on from arrays of a saved place, as later sessions do; also where all
+    layers have windows."""
+    window, block = 40, 10  # rows of a window move within the last, shorter block
+    for number, windows in enumerate([(window, None, window), (window, window)]):
+        spec = keeping_windows(spec_of(windows), lambda _: window - 1 + 16)
+        with loaded(backend, folder / f"stored {number}", spec, kv_dtype=kv_dtype) as program:
+            for saved in (14, 38, 56, 72, 88, 104):
+                for at in range(0, saved, 2):
+                    compute(program, ("r", at, at + 2))
+                program.save_state("r", saved, 0)
+                rows = program.rows("r", 0, saved, windows=False)
+                states = program.states("r", saved)
+                assert rows is not None
+                assert states is not None
+                sizes = [(each.shape, each.dtype) for each in program.states_like(saved)]
+                assert sizes == [(each.shape, each.dtype) for each in states]
+                start = saved // block * block
+                program.put_rows("s", 0, [each[:, :start] for each in rows], windows=False)
+                for into, some in zip(program.new_states("s", saved), states, strict=True):
+                    into[...] = some
+                program.put_rows("s", start, [each[:, start:] for each in rows], windows=False)
+                program.put_states("s", saved, [])
+                for at in range(saved, saved + 10, 2):
+                    expected = compute(program, ("r", at, at + 2))
+                    np.testing.assert_array_equal(compute(program, ("s", at, at + 2)), expected)
+                for name in "rs":
+                    program.release(name)
+
+
 def check_cuts(backend: str, folder: Path, kv_dtype: KvDtype) -> None:
     """Up to `cut_end`, a request goes on behind any of its newest tokens, with or without `cut`."""
     spec = WINDOWED
@@ -396,6 +426,7 @@ CHECKS = (
     check_blocks,
     check_requests,
     check_prefixes,
+    check_stored,
     check_cuts,
     check_copies,
     check_long_requests,

@@ -29,6 +29,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.gguf_files import Type, write_gguf
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
+from tests.support.slow_cases import shown_in_parts
 
 SIZES: dict[str, Any] = {"windows": 3, "window_tokens": 256}
 FORMATS: tuple[Dtype, ...] = ("float32", "int8", "int4", "int4-pure")
@@ -206,6 +207,7 @@ def test_a_text_of_no_use_is_refused(tmp_path: Path, content: bytes, message: st
     assert refused.err.count("\n") == 1
 
 
+@shown_in_parts("multiprocess/test_interrupts.py")
 def test_ctrl_c_leaves_no_logits_behind(tmp_path: Path, known_text: str) -> None:
     cache, text = tmp_path / "cache", tmp_path / "text"
     text.write_text(5 * known_text)

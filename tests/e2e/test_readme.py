@@ -7,7 +7,7 @@ A comment above a block says how it is run:
     <!-- tested by … -->    by .ci/run or the test named, which is checked here too
     <!-- needs a GPU -->    not run here; only on the page about GPUs
 
-Blocks that take longest, and whose parts other tests show, are slow.
+Blocks of other pages than the README are slow: each shows what has tests of its own.
 
 Blocks of a page run in its order and in one empty folder, in which only `demos` is found. Daemons
 are those of the page, or of the README where a page starts none. So that a test neither finds
@@ -39,7 +39,6 @@ import pytest
 from edge.system.kind import PORTABLE
 from tests.support import known_rates
 from tests.support.processes import PATIENCE_S
-from tests.support.slow_cases import shown_in_parts
 
 _MOST_BYTES = 128 << 10
 """Of a message: arguments and an environment."""
@@ -150,23 +149,8 @@ BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 RUN = [block for block in BLOCKS if block.how == "run"]
 DAEMONS = [block for block in BLOCKS if block.how == "daemons"]
 ELSEWHERE = [block for block in BLOCKS if block.how.startswith("tested by .ci/run")]
-PARTS = {
-    "chat: ": ("multiprocess/test_chat_terminal.py", "multiprocess/test_command_line.py"),
-    "kv-cache: ": ("multiprocess/test_kept_beginnings.py", "multiprocess/test_kv_disk.py"),
-    "operations: ": ("unit/cli/test_config_file.py", "unit/cli/test_service_unit.py"),
-    "prediction: edge bench ": ("multiprocess/test_predicted_replies.py",),
-    "quality: ": ("e2e/test_quality.py", "e2e/test_quantizing.py"),
-}
-"""Tests of what blocks show whose names begin so."""
-
-
-def parts_of(block: Block) -> tuple[str, ...]:
-    return next((of for start, of in PARTS.items() if str(block).startswith(start)), ())
-
-
 RUN_HERE = [
-    pytest.param(block, marks=shown_in_parts(*parts) if (parts := parts_of(block)) else ())
-    for block in RUN
+    pytest.param(block, marks=() if block.page == README else pytest.mark.slow) for block in RUN
 ]
 
 IN_A_TEST = [block for block in BLOCKS if block.how.startswith("tested by tests/")]
@@ -254,12 +238,18 @@ class Page:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Page]]:
-    """The pages with daemons of their own, which run until the last test."""
+def pages(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Path, Page]]:
+    """Pages with daemons of their own, which run until the last test: the README, and those of
+    which a block is run."""
+    params = (getattr(item, "callspec", None) for item in request.session.items)
+    blocks = (each.params.get("block") for each in params if each is not None)
+    run = {README, *(each.page for each in blocks if isinstance(each, Block))}
     started: dict[Path, Page] = {}
     with _Relay(tmp_path_factory.mktemp("relay")) as relay:
         try:
-            for path in dict.fromkeys(block.page for block in DAEMONS):
+            for path in dict.fromkeys(block.page for block in DAEMONS if block.page in run):
                 started[path] = Page(path, tmp_path_factory.mktemp(path.stem), relay)
                 started[path].start()
             yield started

@@ -329,6 +329,7 @@ def test_it_is_for_everybody(page: Page, scheme: str) -> None:
     axe_finds_nothing(page)
 
 
+@shown_in_parts("multiprocess/test_lost_peers.py", "multiprocess/test_joining_peers.py")
 def test_a_lost_peer_and_its_return_are_seen(page: Page, fleet: Fleet) -> None:
     expect(page.locator("#events")).to_have_text("None.")
     fleet.kill("desk")

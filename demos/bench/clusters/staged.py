@@ -6,6 +6,8 @@ import contextlib
 from itertools import pairwise
 from typing import Any
 
+import click
+
 import edge
 from edge.demos.bench import case
 from edge.demos.bench.case import Given
@@ -39,6 +41,8 @@ def model_in_stages(stack: contextlib.ExitStack, given: Given, **options: Any) -
             whole = local.propose(given.path, measure="nothing", **options).plan
             options["plan"] = with_streamed(whole, 0, 0, given.streamed)
         return stack.enter_context(local.load(given.path, **options))
+    if given.streamed:
+        raise click.UsageError("--streamed is for one peer")
     devices = [
         Device(name=f"stage-{number}", core=number % 2, delay_s=given.delay_ms / 2e3)
         for number in range(given.stages)

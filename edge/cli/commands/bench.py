@@ -118,10 +118,8 @@ def command(
                     requests=wanted.requests,
                     rounds=wanted.repeats,
                 )
-        if report is not None:
-            backends = {peer.id: peer.backend for peer in cluster.peers}
-            with report.open("a", encoding="utf-8") as file:
-                print(report_line(loaded.proposal, measured, backends), file=file)
+        backends = {peer.id: peer.backend for peer in cluster.peers}
+        line = report_line(loaded.proposal, measured, backends)
         if measured.drift is not None:
             tell_drift(cluster, loaded, model, options, measured.drift, adapt=adapt)
     if as_json:
@@ -143,6 +141,9 @@ def command(
                 f"{guessed.tokens_per_s.p50:.1f} ({guessed.tokens_per_pass:.1f} tokens per pass"
                 + (f", for which {said:.1f} tok/s were predicted)" if said else ")")
             )
+    if report is not None:
+        with report.open("a", encoding="utf-8") as file:
+            print(line, file=file)
 
 
 def _show(measured: Benchmark, *, title: str) -> None:

@@ -18,6 +18,7 @@ from edge.backends.webgpu.errors import ErrorLog
 from edge.errors import CapacityError, DeviceLostError, PeerLostError, RequestError
 from edge.host import gpu_adapters
 from edge.protocol.error_codec import Failed
+from tests.support.slow_cases import shown_in_parts
 from tests.support.swiftshader import needs_swiftshader, webgpu_environment
 
 ROOT = Path(__file__).parents[3]
@@ -206,6 +207,7 @@ with Kind("webgpu", folder).program() as program:
 
 
 @needs_swiftshader
+@shown_in_parts("contract/test_stage_program.py")
 def test_a_program_keeps_nothing_of_requests_that_ended(tmp_path: Path) -> None:
     """Bindings held their arrays. Graphs of other sizes are made when the file of weights may be
     gone, and what ONNX Runtime raises is an error of the adapter."""
