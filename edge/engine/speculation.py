@@ -30,6 +30,12 @@ _PAYS, _PAYS_WITH_EXPERTS = (0.55, 0.45), (0.8, 0.7)
 rows take from 1.07 to 1.4 times as long as one; where they use different experts, up to twice. The
 time of steps does not decide, because the last bits of an answer would depend on it."""
 
+_SURE = 0.67
+"""Share of right guesses at which "auto" begins whatever was lost before."""
+_SPARED, _COST, _GAIN = 0.03, 1.0, 0.5
+"""Share of an answer's steps that "auto" may lose; what a wrong guess costs at most, and a right one
+gains at least, in steps."""
+
 _SLOPE = 0.15
 """Time of a further row relative to the step, before steps of two numbers of rows were timed."""
 _NEWEST_TIME, _MOST_SLOWER = 0.3, 2.0
@@ -93,6 +99,8 @@ class _Answer:
     right: float
     """Share of right guesses, the newest counting most; each at the one token that follows."""
     is_paired: bool
+    room: float = 0.0
+    """Steps that guesses may still cost: a share of its tokens, and what was gained."""
     guessed: int = 0
     """Guesses of the last draft; the rest of it stands for missing ones."""
 
@@ -209,10 +217,16 @@ class Speculator:
     ) -> None:
         """Compare the answer's next token with what would have been guessed."""
         guess = answer.drafter.propose(request, tokens, answer.end, 1)
-        answer.note(bool(guess) and guess[0] == token)
+        is_right = bool(guess) and guess[0] == token
+        answer.note(is_right)
         answer.end += 1
+        answer.room += _SPARED
+        if answer.is_paired:
+            answer.room += _GAIN if is_right else -_COST
         if terms.speculate == "auto" and not (self._rewinds and answer.is_paired):
             least = self._ends if answer.is_paired else self._begins
+            if not answer.is_paired and answer.room < _COST:
+                least = max(least, _SURE)
             answer.is_paired = answer.right >= least
 
     def ahead(
