@@ -33,8 +33,8 @@ time of steps does not decide, because the last bits of an answer would depend o
 _SURE = 0.67
 """Share of right guesses at which "auto" begins whatever was lost before."""
 _SPARED, _COST, _GAIN = 0.03, 1.0, 0.5
-"""Share of an answer's steps that "auto" may lose; what a wrong guess costs at most, and a right one
-gains at least, in steps."""
+"""Share of an answer's steps that "auto" may lose; what a wrong guess costs at most, and what a
+right one gains at least, in steps."""
 
 _SLOPE = 0.15
 """Time of a further row relative to the step, before steps of two numbers of rows were timed."""

@@ -173,6 +173,14 @@ def test_an_answer_that_begins_to_quote_is_guessed() -> None:
     assert not found[len(QUOTED) + 12], "it does not quote any more"
 
 
+def test_a_short_answer_is_not_slowed_down() -> None:
+    """Four right guesses in a row are enough only once a wrong one would cost little of it."""
+    quote = PROSE[40:47]  # of which three tokens are looked up
+    assert not any(drafts([*PROSE[:200], *quote, *PROSE[200:220]], "auto", StepSeconds()).values())
+    longer = [*PROSE[:260], *quote, *PROSE[260:280]]
+    assert any(drafts(longer, "auto", StepSeconds()).values())
+
+
 def test_whether_to_guess_follows_from_the_tokens_alone() -> None:
     """Not from when it was asked, nor from how long steps take."""
     fast, slow = timed({1: 1.0, 2: 1.05}), timed({1: 1.0, 2: 3.0, 16: 90.0})
