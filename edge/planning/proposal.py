@@ -32,6 +32,7 @@ from edge.protocol.step_times import DRAFT_ROWS, ExpectedStep
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import in_words
+from edge.weights.formats import KvDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,8 @@ class Proposal:
     """Name of the weight format."""
     weights: str
     """Description of the weight format, for people."""
+    kv_dtype: KvDtype = "float32"
+    """Number format of the KV cache."""
     overhead: Mapping[str, Overhead] = field(default_factory=dict)
     """By device id, for peers that were asked."""
     repair: Repair | None = None
@@ -166,6 +169,7 @@ class Proposal:
             self.limits.batch_invariant
             or self.limits.observes
             or self.wire_rules.rounds
+            or self.kv_dtype == "int4"
             or any(each.host_memory_bytes is not None for each in devices)
         )
         if self.choice.predicted is None or never:
@@ -261,6 +265,7 @@ def propose(
         ),
         dtype=weight_format.name,
         weights=in_words(checkpoint.spec, weight_format),
+        kv_dtype=options.kv_dtype,
     )
 
 
