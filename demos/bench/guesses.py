@@ -183,7 +183,7 @@ def mixed_guesses(given: Given) -> Iterator[Found]:
 
             def ratio(order: int, request: Mapping[str, Any], side: Speculation) -> float:
                 def speed(speculate: Speculation) -> float:
-                    return model.generate(speculate=speculate, **request).tokens_per_s
+                    return float(model.generate(speculate=speculate, **request).tokens_per_s)
 
                 before = speed("off") if order % 2 else 0.0
                 asked = speed(side)
