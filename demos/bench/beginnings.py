@@ -28,7 +28,7 @@ class _Daemons:
 
     given: Given
     folder: Path
-    """Of keys and values."""
+    """For keys and values."""
     addresses: dict[str, str]
     stack: contextlib.ExitStack
 

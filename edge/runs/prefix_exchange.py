@@ -32,7 +32,7 @@ from edge.scheduling.prefixes import FEWEST_TOKENS
 Pieces = NDArray[np.uint32]
 
 _MOST_STATE_BYTES = 128 << 20
-"""Of states and windows, which a device holds once more until all are there."""
+"""Most bytes of states and windows that move: a device holds them once more until all are there."""
 
 _MOST_TRIALS = 3
 """Numbers of tokens that are tried, the largest first."""

@@ -39,6 +39,7 @@ import pytest
 from edge.system.kind import PORTABLE
 from tests.support import known_rates
 from tests.support.processes import PATIENCE_S
+from tests.support.slow_cases import shown_in_parts
 
 _MOST_BYTES = 128 << 10
 """Of a message: arguments and an environment."""
@@ -149,8 +150,20 @@ BLOCKS = [block for page in PAGES for block in read_blocks(page)]
 RUN = [block for block in BLOCKS if block.how == "run"]
 DAEMONS = [block for block in BLOCKS if block.how == "daemons"]
 ELSEWHERE = [block for block in BLOCKS if block.how.startswith("tested by .ci/run")]
+OF_THE_GUIDE = shown_in_parts(
+    "e2e/test_guessed_tokens.py",
+    "e2e/test_quality.py",
+    "e2e/test_quantizing.py",
+    "multiprocess/test_chat_terminal.py",
+    "multiprocess/test_command_line.py",
+    "multiprocess/test_kept_beginnings.py",
+    "multiprocess/test_lost_peers.py",
+    "multiprocess/test_predicted_replies.py",
+    "unit/cli/test_config_file.py",
+    "unit/cli/test_service_unit.py",
+)
 RUN_HERE = [
-    pytest.param(block, marks=() if block.page == README else pytest.mark.slow) for block in RUN
+    pytest.param(block, marks=() if block.page == README else OF_THE_GUIDE) for block in RUN
 ]
 
 IN_A_TEST = [block for block in BLOCKS if block.how.startswith("tested by tests/")]
