@@ -31,7 +31,7 @@ rows take from 1.07 to 1.4 times as long as one; where they use different expert
 time of steps does not decide, because the last bits of an answer would depend on it."""
 
 _SURE = 0.67
-"""Share of right guesses at which "auto" begins whatever was lost before."""
+"""Share of right guesses at which "auto" begins even if it may not lose a step."""
 _SPARED, _COST, _GAIN = 0.03, 1.0, 0.5
 """Share of an answer's steps that "auto" may lose; what a wrong guess costs at most, and what a
 right one gains at least, in steps."""

@@ -118,8 +118,10 @@ def command(
                     requests=wanted.requests,
                     rounds=wanted.repeats,
                 )
-        backends = {peer.id: peer.backend for peer in cluster.peers}
-        line = report_line(loaded.proposal, measured, backends)
+        line = ""
+        if report is not None:
+            backends = {peer.id: peer.backend for peer in cluster.peers}
+            line = report_line(loaded.proposal, measured, backends)
         if measured.drift is not None:
             tell_drift(cluster, loaded, model, options, measured.drift, adapt=adapt)
     if as_json:
