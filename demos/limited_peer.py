@@ -73,9 +73,10 @@ def limited_peer(
     name: str = "limited",
     group: ControlGroup | None = None,
     program: str = "edge",
+    kv_disk: str | None = None,
 ) -> Iterator[LimitedPeer]:
     """Ends with the block. `memory_bytes` is what it is told, `group` what the system enforces;
-    `program` a module that is called as `edge` is.
+    `program` a module that is called as `edge` is; `kv_disk` a folder and its limit.
 
     Raises OSError if it does not start; its own message is on standard error.
     """
@@ -85,6 +86,8 @@ def limited_peer(
         command += ["--memory", str(memory_bytes)]
     if threads is not None:
         command += ["--threads", str(threads)]
+    if kv_disk is not None:
+        command += ["--kv-disk", kv_disk]
     with child(command if group is None else group.joined(*command), cache=cache) as process:
         address = daemon_address(process, name)
         yield LimitedPeer(address=address, process=psutil.Process(process.pid))

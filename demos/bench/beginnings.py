@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
 from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import random_prompt
-from edge.demos.processes import child, daemon_address
+from edge.demos.limited_peer import limited_peer
 from edge.partition import Parallel
 
 _KV_DISK = "8GiB"
@@ -34,13 +33,13 @@ class _Daemons:
 
     def start(self, names: Sequence[str]) -> None:
         for name in names:
-            command = [
-                sys.executable, "-m", "edge", "peer", "--supervised", "--listen", "127.0.0.1:0",
-                "--name", name, "--threads", str(self.given.threads),
-                "--kv-disk", f"{self.folder / name}:{_KV_DISK}",
-            ]  # fmt: skip
-            process = self.stack.enter_context(child(command, cache=self.given.folder / "cache"))
-            self.addresses[name] = daemon_address(process, name)
+            peer = limited_peer(
+                cache=self.given.folder / "cache",
+                threads=self.given.threads,
+                name=name,
+                kv_disk=f"{self.folder / name}:{_KV_DISK}",
+            )
+            self.addresses[name] = self.stack.enter_context(peer).address
 
     def restart(self) -> None:
         self.stack.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import edge
@@ -56,19 +57,15 @@ def busy_device(given: Given) -> Iterator[Found]:
     ):
         cluster.propose(given.path, **_options(given))  # measures
 
-        def side(replan: Replan, number: int) -> float:
-            with cluster.load(given.path, **_options(given), replan=replan) as model:
+        def side(name: str, number: int) -> float:
+            with cluster.load(given.path, **_options(given), replan=_SIDES[name]) as model:
                 taken_s, found, moves = _answer(model, bed, devices, given, number)
             assert tokens.setdefault(number, found) == found, "other tokens"
             if number:
-                name = next(each for each, value in _SIDES.items() if value == replan)
                 figures.add(f"moves, {name}", "moves", moves)
             return taken_s
 
-        sides = {
-            name: lambda number, replan=replan: side(replan, number)
-            for name, replan in _SIDES.items()
-        }
+        sides = {name: partial(side, name) for name in _SIDES}
         for turn in in_turn(sides, given.rounds):
             for name, taken_s in turn.items():
                 figures.add(f"all tokens, {name}", "s", taken_s)
