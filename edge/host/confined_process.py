@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.system.confinement import LENGTH_BYTES, TimeLimit
@@ -22,6 +22,8 @@ from edge.system.processes import own_session
 _ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
 _KIND_BYTES = 100
 """Bytes of a reply beside its content."""
+_JOINED_BYTES = 32 << 10
+"""Bytes of a request that is sent in one piece."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -65,11 +67,8 @@ class ConfinedProcess:
         request: its parts, which are sent one behind the other. wall_s: another limit of time;
         infinite: the caller ends the process by `kill`. reply_bytes: another limit of the reply.
         """
-        limits = replace(
-            self._limits,
-            wall_s=self._limits.wall_s if wall_s is None else wall_s,
-            reply_bytes=self._limits.reply_bytes if reply_bytes is None else reply_bytes,
-        )
+        wall_s = self._limits.wall_s if wall_s is None else wall_s
+        reply_bytes = self._limits.reply_bytes if reply_bytes is None else reply_bytes
         with self._mutex:
             if self._running is None:
                 self._start()
@@ -79,7 +78,7 @@ class ConfinedProcess:
                 self._end()
                 return "exhausted", bytearray()
             try:
-                reply = _exchange(process, request, limits)
+                reply = _exchange(process, request, wall_s, reply_bytes)
                 end = reply.index(b"\n", 0, _KIND_BYTES)
                 kind = reply[:end].decode()
                 del reply[: end + 1]  # no copy of what may be large
@@ -142,18 +141,37 @@ class ConfinedProcess:
 
 
 def _exchange(
-    process: subprocess.Popen[bytes], request: tuple[Buffer, ...], limits: Limits
+    process: subprocess.Popen[bytes], request: tuple[Buffer, ...], wall_s: float, reply_bytes: int
 ) -> bytearray:
     """Send a request and read the reply. Raises EOFError or OSError if the process has ended,
     ValueError for an invalid reply."""
-    requests, replies = process.stdin, process.stdout
-    assert requests is not None, "a pipe"
-    assert replies is not None, "a pipe"
+    if wall_s == math.inf:
+        return _sent_and_read(process, request, reply_bytes)
     is_late = threading.Event()
 
     def end_it() -> None:
         is_late.set()
         process.kill()
+
+    limit = threading.Timer(wall_s, end_it)  # not every system can wait for pipes so
+    limit.daemon = True
+    limit.start()
+    try:
+        return _sent_and_read(process, request, reply_bytes)
+    except (EOFError, OSError):
+        if is_late.is_set():
+            raise ValueError(f"it did not answer within {wall_s:.0f} s") from None
+        raise
+    finally:
+        limit.cancel()
+
+
+def _sent_and_read(
+    process: subprocess.Popen[bytes], request: tuple[Buffer, ...], reply_bytes: int
+) -> bytearray:
+    requests, replies = process.stdin, process.stdout
+    assert requests is not None, "a pipe"
+    assert replies is not None, "a pipe"
 
     def read(count: int) -> bytearray:
         content = bytearray()
@@ -164,25 +182,18 @@ def _exchange(
             content += part
         return content
 
-    limit = threading.Timer(limits.wall_s, end_it)  # not every system can wait for pipes so
-    limit.daemon = True
-    if limits.wall_s < math.inf:
-        limit.start()
-    try:
-        for part in (sum(map(len, request)).to_bytes(LENGTH_BYTES, "little"), *request):
-            rest = memoryview(part)
-            while rest:
-                rest = rest[requests.write(rest) :]
-        length = int.from_bytes(read(LENGTH_BYTES), "little")
-        if length > limits.reply_bytes + _KIND_BYTES:
-            raise ValueError(f"it gives {length:,} bytes, and {limits.reply_bytes:,} are the most")
-        return read(length)
-    except (EOFError, OSError):
-        if is_late.is_set():
-            raise ValueError(f"it did not answer within {limits.wall_s:.0f} s") from None
-        raise
-    finally:
-        limit.cancel()
+    whole = sum(map(len, request))
+    parts: tuple[Buffer, ...] = (whole.to_bytes(LENGTH_BYTES, "little"), *request)
+    if whole <= _JOINED_BYTES:  # one call of the system, and the process wakes once
+        parts = (b"".join(parts),)
+    for part in parts:
+        rest = memoryview(part)
+        while rest:
+            rest = rest[requests.write(rest) :]
+    length = int.from_bytes(read(LENGTH_BYTES), "little")
+    if length > reply_bytes + _KIND_BYTES:
+        raise ValueError(f"it gives {length:,} bytes, and {reply_bytes:,} are the most")
+    return read(length)
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -38,7 +38,7 @@ from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.frame_codec import ANSWER, SMALL, Body, Call, Post, from_frame, to_frame
-from edge.protocol.graph_frames import MOST_RUNS, ClosePart, FeedPart, ProfilePart, TakeResult
+from edge.protocol.graph_frames import ClosePart, ProfilePart
 from edge.protocol.heartbeat import (
     ALIVE,
     COORDINATOR_SILENT_AFTER_S,
@@ -120,8 +120,6 @@ class Connection:
         )
         self._calls_read: asyncio.Queue[tuple[Frame, FrameBytes]] = asyncio.Queue(MAX_WAITING_CALLS)
         """Each call with the memory that its frame holds."""
-        self._waiting: set[asyncio.Task[None]] = set()
-        """Answers that wait for a computation."""
         self._weights = WeightUploads(resources, self._user, self._owner)
         self._profiling = ProfilingCalls(resources, self._user, self._owner)
         self._sessions = CoordinatorSessions(
@@ -199,7 +197,6 @@ class Connection:
 
     async def _clean_up(self, tasks: list[asyncio.Task[Any]]) -> None:
         await self._channel.aclose()
-        tasks = [*tasks, *self._waiting]
         for task in tasks:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
@@ -292,8 +289,6 @@ class Connection:
         assignments = self._sessions.assignments
         if kind in OF_SESSIONS and not assignments:
             return SMALL
-        if kind == FeedPart.kind and not self._parts.are_open:
-            return SMALL
         if kind in {messages.MatchPrefix.kind, messages.Finish.kind}:
             contexts = [each.limits.context_tokens for each in assignments]
             return replace(
@@ -316,22 +311,11 @@ class Connection:
         while True:
             frame, taken = await self._calls_read.get()
             self._is_answering = True
-            if frame.kind == TakeResult.kind and len(self._waiting) < MOST_RUNS:
-                # It waits for a computation, and the next inputs must come in meanwhile.
-                waiting = asyncio.create_task(self._answer_later(frame, taken))
-                self._waiting.add(waiting)
-                waiting.add_done_callback(self._waiting.discard)
-                continue
             async with self._large_answer(frame.kind):
                 answering = self._answer(frame)
                 del frame  # may be large: drop it before the answer is sent
                 await self._outgoing.send(await answering)
             self._incoming.give_back(taken)
-
-    async def _answer_later(self, frame: Frame, taken: FrameBytes) -> None:
-        with contextlib.suppress(transport.TransportError):  # the connection has ended
-            await self._outgoing.send(await self._answer(frame))
-        self._incoming.give_back(taken)
 
     @contextlib.asynccontextmanager
     async def _large_answer(self, kind: str) -> AsyncIterator[None]:

@@ -1,7 +1,7 @@
 """The peer daemon: listens, announces itself and serves connections.
 
 The control plane (Channels, asyncio) goes to `connection.py`. The data plane (Links, one compute
-thread for each session) goes to `hosted_shard.py`.
+thread for each session) goes to `hosted_shard.py`, for parts of graphs to `hosted_part.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from edge.protocol.fields import from_json
 from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.key_rotation_push import push_key_rotation
 from edge.protocol.link_probe import answer_probe
+from edge.protocol.part_runs import HELLO
 from edge.transport import Channel, Credentials, Link, Member
 from edge.version import __version__
 
@@ -161,7 +162,8 @@ class PeerDaemon:
         await Connection(self.resources, channel, lets_in=self._lets_in).run()
 
     async def _take_link(self, link: Link, hello: Mapping[str, Any]) -> None:
-        """Serve a link: a neighbour's of an open session, or a probe. Any other link is closed."""
+        """Serve a link: a neighbour's of an open session, a coordinator's of a part of a graph, or
+        a probe. Any other link is closed."""
         member = hello.get(transport.MEMBER)
         if not await self._lets_in(member):
             link.close()
@@ -170,6 +172,12 @@ class PeerDaemon:
             owner = member.id if isinstance(member, Member) else object()
             async with self.resources.probes_answered.turn(owner):
                 await answer_probe(link)
+            return
+        if HELLO in hello:
+            session = hello[HELLO]
+            part = self.resources.parts.get(session) if isinstance(session, str) else None
+            if part is None or not part.offer(link, member):
+                link.close()
             return
         try:
             seat, to = (

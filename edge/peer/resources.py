@@ -47,6 +47,7 @@ from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
 from edge.peer.fair_lock import FairLock
+from edge.peer.hosted_part import HostedPart
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.leases import Leases
 from edge.peer.parked_programs import ParkedKey, ParkedPrograms
@@ -119,6 +120,8 @@ class PeerResources:
         """Addresses of the listener, possibly 0.0.0.0."""
         self.sessions: dict[str, HostedShard] = {}
         """Sessions by the keys of their assignments."""
+        self.parts: dict[str, HostedPart] = {}
+        """Open parts of graphs by their sessions."""
         self.leaving = asyncio.Event()
         """Set when the user stops the daemon: no new session begins."""
         self.measurement = FairLock()

@@ -32,7 +32,7 @@ from edge.protocol.frame_codec import (
     long_json,
     table,
 )
-from edge.protocol.graph_frames import ClosePart, FeedPart, OpenPart, ProfilePart, TakeResult
+from edge.protocol.graph_frames import ClosePart, OpenPart, ProfilePart
 from edge.protocol.kept_files import Keep
 from edge.protocol.lease import Lease
 from edge.protocol.measurements import Glance, MemoryRate, Probe, Profile, Prove
@@ -766,7 +766,7 @@ FRAMES = table(
         Describe, MemoryRate, Profile, Prove, Probe, Glance, SetMemory, TakeOver, Keep,
         Offer, Piece, Seal, Open, Connect, ServeDrafts, AskDrafts,
         OpenTower, PutHidden, ReadTile, TakeRows, CloseTower,
-        OpenPart, FeedPart, TakeResult, ProfilePart, ClosePart,
+        OpenPart, ProfilePart, ClosePart,
         MatchPrefix, PrefixMatched, AskPrefix, ReadPrefix, PutPrefix, Reserve, Reserved,
         PictureRows, RunStep,
         KvRows, PutKv, Tokens, Logits, States, YieldRun, SwapOut, SwappedOut, SaveState, Finish,

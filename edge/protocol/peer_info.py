@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+from edge import transport
 from edge.errors import EdgeError, NetworkError, PeerError, ProtocolError
 from edge.host.free_memory import format_size
 from edge.membership.identity import is_peer_of
@@ -18,13 +19,13 @@ from edge.membership.presence import Heard, Presences
 from edge.protocol.client import CONNECT_WITHIN_S, Answer, OnEvent, PeerClient
 from edge.protocol.description import PeerDescription
 from edge.protocol.frame_codec import Call
-from edge.protocol.heartbeat import COORDINATOR_SILENT_AFTER_S
+from edge.protocol.heartbeat import COORDINATOR_SILENT_AFTER_S, LINK_TIMEOUT_S
 from edge.protocol.kept_files import Keep, KeptFiles
 from edge.protocol.lease import Lease
 from edge.protocol.measurements import MemoryRate
 from edge.protocol.messages import Describe, SetMemory, TakeOver
 from edge.protocol.topology import Place, Seat
-from edge.transport import Credentials, parse_number
+from edge.transport import Credentials, Link, parse_number
 
 Result = TypeVar("Result")
 
@@ -97,6 +98,17 @@ class PeerInfo(PeerDescription):
             name=self.name,
             device=self.device_id,
             on_event=on_event,
+        )
+
+    async def connect_link(self, hello: Mapping[str, Any]) -> Link:
+        """A link to it. hello: says what it is for. Raises TransportError."""
+        return await transport.connect_link(
+            self.address,
+            hello=hello,
+            credentials=self.credentials,
+            device=self.device_id,
+            timeout_s=CONNECT_WITHIN_S,
+            link_timeout_s=LINK_TIMEOUT_S,
         )
 
     def prefix_secret(self, *, is_shared: bool) -> bytes:

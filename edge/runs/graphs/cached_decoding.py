@@ -176,8 +176,8 @@ class CachedDecoding:
                     if on_token is not None:
                         on_token()
             finally:
-                parts = [part for each in begun for part in each.parts]
-                await uninterrupted(gather_all(part.forget(slot) for part in parts))
+                for part in (part for each in begun for part in each.parts):
+                    part.forget(slot)
         tokens = search.answer
         ended = bool(tokens) and tokens[-1] in terms.eos_token_ids
         return Generated(

@@ -26,6 +26,7 @@ from edge.partition import (
 )
 from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress, Progress
+from edge.protocol.part_runs import RUNS_AT_ONCE
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, Agreement, compare
 from edge.runs.graphs.graph_options import GraphOptions
@@ -33,7 +34,6 @@ from edge.runs.graphs.inputs import checked
 from edge.runs.graphs.measured_peers import HELD_BYTES, LEAST_BUFFER_BYTES, MeasuredPeers
 from edge.runs.graphs.opened_parts import OpenedParts
 from edge.runs.graphs.remote_part import (
-    RUNS_AT_ONCE,
     Arrays,
     DeviceGoneError,
     PartTerms,

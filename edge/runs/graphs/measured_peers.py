@@ -13,6 +13,7 @@ from edge.graphs.state import closed_places
 from edge.partition import AtomFacts, GraphDevice, GraphFacts
 from edge.progress import OnProgress
 from edge.protocol.graph_frames import PACKED, PROCESS_BYTES
+from edge.protocol.part_runs import RUNS_AT_ONCE
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.measuring import (
@@ -23,7 +24,7 @@ from edge.runs.graphs.measuring import (
     measure_ways,
     room_bytes,
 )
-from edge.runs.graphs.remote_part import RUNS_AT_ONCE, Arrays, DeviceGoneError
+from edge.runs.graphs.remote_part import Arrays, DeviceGoneError
 
 LEAST_BUFFER_BYTES = 48 << 20
 """Memory for tensors of the smallest part: ONNX Runtime takes its memory in steps."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import re
+import threading
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -27,29 +28,34 @@ from edge.errors import (
 from edge.graphs.kept import Kept
 from edge.graphs.parts import GraphPart
 from edge.graphs.tensors import pack, unpack
+from edge.host.free_memory import format_size
 from edge.offload import parse_json
 from edge.progress import OnProgress
-from edge.protocol.client import PeerClient
-from edge.protocol.graph_frames import (
-    BLOB_PIECE_BYTES,
-    MOST_BLOB_BYTES,
-    ClosePart,
-    FeedPart,
-    OpenPart,
-    PartPiece,
-    ProfilePart,
-    TakeResult,
+from edge.protocol.client import PeerClient, map_transport_error
+from edge.protocol.fields import one_line
+from edge.protocol.graph_frames import ClosePart, OpenPart, ProfilePart
+from edge.protocol.part_runs import (
+    HELLO,
+    RUNS_AT_ONCE,
+    STILL_HERE,
+    Answer,
+    ask,
+    receive_answer,
 )
 from edge.protocol.peer_info import PeerInfo
 from edge.runs.shipping import ShardShipment, ship
-
-RUNS_AT_ONCE = 3
-"""Inputs of one part under way: one is computed while others come and go. A peer keeps one more."""
+from edge.transport import EAGER_BYTES, Link, TransportError
 
 _FREED_WITHIN_S = 5.0
+_LONGEST_CAUSE = 2000
 
 _ASIDE_BYTES = 1 << 20
 """Tensors of so many bytes are copied in a thread, off the event loop."""
+_AT_ONCE_BYTES = EAGER_BYTES // (RUNS_AT_ONCE + 1)
+"""Inputs of at most so many bytes are sent by the event loop itself: of all runs under way they fit
+into the buffer of the system, so that the loop never waits."""
+_STILL_HERE_EVERY_S = 600.0
+"""Well below the limit of silence on a link."""
 
 _PART_NODE = re.compile(r"edge(\d+)node")
 
@@ -81,7 +87,13 @@ class RemotePart:
     """A part that is open on a peer. Close with `aclose`."""
 
     def __init__(
-        self, part: GraphPart, peer: PeerInfo, client: PeerClient, session: str, held_bytes: int
+        self,
+        part: GraphPart,
+        peer: PeerInfo,
+        client: PeerClient,
+        link: Link,
+        session: str,
+        held_bytes: int,
     ) -> None:
         """held_bytes: see `OpenPart`."""
         self.part = part
@@ -89,12 +101,19 @@ class RemotePart:
         self._held_bytes = held_bytes
         self.computed_s: list[float] = []
         """Seconds of the newest runs by the peer's clock."""
-        self._client, self._session = client, session
+        self._client, self._link, self._session = client, link, session
         self._is_closing = False
         self._numbers = itertools.count()
         self._turns = asyncio.Semaphore(RUNS_AT_ONCE)
-        self._tasks: set[asyncio.Task[dict[str, NDArray[Any]]]] = set()
+        self._sending = asyncio.Lock()
+        self._asked_runs: dict[int, asyncio.Future[Answer]] = {}
+        self._loss: EdgeError | None = None
         self._dropped: list[str] = []
+        self._loop = asyncio.get_running_loop()
+        client.watch(self._lose)
+        self._staying = asyncio.create_task(self._stay())
+        self._thread = threading.Thread(target=self._receive, name="edge-graph-part", daemon=True)
+        self._thread.start()
 
     @classmethod
     async def open(
@@ -129,6 +148,10 @@ class RemotePart:
                     plain=terms.plain,
                 )
             )
+            try:
+                link = await peer.connect_link({"name": "coordinator", HELLO: session})
+            except TransportError as error:
+                raise map_transport_error(error, peer.name) from error
         except BaseException as error:
             if client is not None:
                 await client.aclose()
@@ -137,7 +160,7 @@ class RemotePart:
             if isinstance(error, RequestError):
                 raise RequestError(named(part, str(error))) from error
             raise
-        return cls(part, peer, client, session, terms.held_bytes)
+        return cls(part, peer, client, link, session, terms.held_bytes)
 
     async def run(
         self, arrays: Arrays, kept: Kept | None = None, fed: asyncio.Event | None = None
@@ -147,19 +170,42 @@ class RemotePart:
         kept: what stays on the peer. fed: set once the run's place among others is sure. Inputs
         wait for their turn. Raises RequestError, which names the node, if the part cannot compute
         them, DeviceGoneError if the peer is lost, and PeerError if it has lost what it kept. A
-        cancelled run ends by itself.
+        cancelled run that was sent ends by itself.
         """
+        await self._turns.acquire()  # given back once nothing more comes of the run
         sent = [n for n in self.part.inputs if kept is None or n not in kept.take]
-        task = asyncio.create_task(self._run({name: arrays[name] for name in sent}, kept, fed))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
+        dropped, self._dropped = self._dropped, [] if kept is not None else self._dropped
+        try:
+            blob = await self._packed(
+                {name: arrays[name] for name in sent},
+                None if kept is None else replace(kept, drop=tuple(dropped)),
+            )
+            await self._sending.acquire()
+        except BaseException:
+            self._turns.release()
+            if kept is not None:
+                self._dropped += dropped
+            raise
+        try:
+            if fed is not None:
+                fed.set()
+            answer = self._loop.create_future()
+            self._asked_runs[number := next(self._numbers)] = answer
+            try:
+                if self._loss is not None:
+                    self._lose(self._loss)
+                elif len(blob) <= _AT_ONCE_BYTES:
+                    ask(self._link, number, blob)
+                else:
+                    await run_blocking(lambda: ask(self._link, number, blob))
+            except TransportError as error:
+                self._lose(map_transport_error(error, self.peer.name))
+        finally:
+            self._sending.release()
+        return self._results(await answer, self.part.outputs if kept is None else kept.give)
 
-    async def forget(self, slot: str) -> None:
-        """Have the peer drop what it keeps in a slot, with the next run of another one. Waits for
-        the runs under way, which may still keep something."""
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+    def forget(self, slot: str) -> None:
+        """Have the peer drop what it keeps in a slot, with the next run of another one."""
         self._dropped.append(slot)
 
     async def profile(self) -> tuple[list[Any], dict[str, Any]]:
@@ -180,16 +226,13 @@ class RemotePart:
     async def aclose(self) -> None:
         """Wait until the peer has freed the part. Runs under way end with DeviceGoneError."""
         self._is_closing = True
+        self._staying.cancel()
         with contextlib.suppress(EdgeError):  # else it frees the part when the connection ends
             await self._client.call(ClosePart(session=self._session), limit_s=_FREED_WITHIN_S)
         await self._client.aclose()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # marked as seen, also where nobody waits for it any more
+        self._lose(PeerLostError(self.peer.name, "the part was closed"))
+        await run_blocking(self._thread.join)
+        await asyncio.gather(self._staying, return_exceptions=True)
 
     async def _asked(self, call: Any) -> Any:
         try:
@@ -201,78 +244,67 @@ class RemotePart:
                 raise RequestError(named(self.part, str(error))) from error
             raise
 
-    async def _run(
-        self, arrays: Arrays, kept: Kept | None, fed: asyncio.Event | None
-    ) -> dict[str, NDArray[Any]]:
-        async with self._turns:
-            others, dropped = {}, tuple[str, ...]()
-            if kept is not None:
-                dropped, self._dropped = tuple(self._dropped), []
-                others["kept"] = replace(kept, drop=dropped).to_json()
-            large = sum(array.nbytes for array in arrays.values()) >= _ASIDE_BYTES
-            blob = (
-                await run_blocking(lambda: pack(arrays, **others))
-                if large
-                else pack(arrays, **others)
-            )
-            number = next(self._numbers)
-            view, total = memoryview(blob), len(blob)
-            if total > MOST_BLOB_BYTES:
-                self._dropped += dropped
-                raise RequestError(f"{total:,} bytes are too much for one input")
-            for offset in range(0, total, BLOB_PIECE_BYTES):
-                feed = FeedPart(
-                    session=self._session,
-                    run=number,
-                    total_bytes=total,
-                    offset=offset,
-                    content=view[offset : offset + BLOB_PIECE_BYTES],
-                )
-                if offset + BLOB_PIECE_BYTES < total:
-                    try:
-                        await self._asked(feed)
-                    except RequestError:
-                        self._dropped += dropped
-                        raise
-            # The question for the result follows at once, so that it costs no further round trip.
-            feeding = asyncio.create_task(self._asked(feed))
-            taking = asyncio.create_task(self._take(number, 0))
-            if fed is not None:
-                feeding.add_done_callback(lambda _task: fed.set())
-            await asyncio.wait((feeding, taking))
-            if (refused := feeding.exception()) is not None:
-                taking.exception()  # follows from the refusal
-                self._dropped += dropped
-                raise refused
-            piece = taking.result()
-            self.computed_s = [*self.computed_s[-99:], piece.computed_s]
-            wanted = self.part.outputs if kept is None else kept.give
-            return await self._results(number, piece, wanted)
-
-    async def _take(self, number: int, offset: int) -> PartPiece:
-        piece: PartPiece = await self._asked(
-            TakeResult(session=self._session, run=number, offset=offset)
+    async def _packed(self, arrays: Arrays, kept: Kept | None) -> bytes:
+        """The inputs of a run as a blob. Raises RequestError if they are too large."""
+        others = {} if kept is None else {"kept": kept.to_json()}
+        large = sum(array.nbytes for array in arrays.values()) >= _ASIDE_BYTES
+        blob = (
+            await run_blocking(lambda: pack(arrays, **others)) if large else pack(arrays, **others)
         )
-        return piece
+        if len(blob) > self._held_bytes:
+            raise RequestError(
+                f"inputs of {format_size(len(blob))} are more than the "
+                f"{format_size(self._held_bytes)} reserved for what waits",
+                remedy="load the graph with a larger sample",
+            )
+        return blob
 
-    async def _results(
-        self, number: int, piece: PartPiece, wanted: Collection[str]
-    ) -> dict[str, NDArray[Any]]:
-        if piece.total_bytes > self._held_bytes:
-            raise PeerError(self.peer.name, "sent results that are larger than what it may keep")
-        blob = bytes(piece.content)
-        if len(blob) < piece.total_bytes:
-            parts = [blob]
-            place = len(blob)
-            while place < piece.total_bytes:
-                following = await self._take(number, place)
-                if not following.content:
-                    raise PeerError(self.peer.name, "sent an empty piece of results")
-                parts.append(bytes(following.content))
-                place += len(following.content)
-            blob = b"".join(parts)
+    def _receive(self) -> None:
+        """Give what comes to the event loop, until the link ends. In a thread of its own."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            try:
+                while True:
+                    answer = receive_answer(self._link, self._held_bytes)
+                    self._loop.call_soon_threadsafe(self._take, answer)
+            except TransportError as error:
+                failure = map_transport_error(error, self.peer.name)
+                self._loop.call_soon_threadsafe(self._lose, failure)
+
+    def _take(self, answer: Answer) -> None:
+        future = self._asked_runs.pop(answer.number, None)
+        if future is not None:
+            self._turns.release()
+            if not future.done():
+                future.set_result(answer)
+        elif answer.number != STILL_HERE:
+            self._lose(PeerLostError(self.peer.name, "it answers what was not asked"))
+
+    def _lose(self, error: EdgeError) -> None:
+        """End all runs: the peer is lost, or its link."""
+        self._loss = self._loss or error
+        self._link.close()
+        while self._asked_runs:
+            _number, future = self._asked_runs.popitem()
+            self._turns.release()
+            if not future.done():
+                future.set_exception(DeviceGoneError(self.peer.id, self._loss))
+                future.exception()  # seen, also if its run is over
+
+    async def _stay(self) -> None:
+        """Keep the link from falling silent."""
+        with contextlib.suppress(TransportError):  # the receiver tells it
+            while True:
+                await asyncio.sleep(_STILL_HERE_EVERY_S)
+                if not self._asked_runs:
+                    ask(self._link, STILL_HERE, b"")
+
+    def _results(self, answer: Answer, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
+        self.computed_s = [*self.computed_s[-99:], answer.computed_s]
+        if answer.failed:
+            cause = str(answer.content, "utf-8", "replace")
+            raise RequestError(named(self.part, one_line(cause, limit=_LONGEST_CAUSE)))
         try:
-            arrays, others = unpack(blob)
+            arrays, others = unpack(answer.content)
         except ValueError as error:
             raise PeerError(self.peer.name, f"sent results that cannot be read: {error}") from error
         if others.get("forgotten") is True:

@@ -136,7 +136,8 @@ class Sequence:
             for task in attempt.tasks:
                 task.cancel()
             await asyncio.gather(*attempt.tasks, return_exceptions=True)
-            await gather_all(part.forget(self._slot) for part in attempt.opened.parts)
+            for part in attempt.opened.parts:
+                part.forget(self._slot)
 
     def _renew(self) -> None:
         if self._failure is None and (self._renewing is None or self._renewing.done()):
@@ -164,8 +165,8 @@ class Sequence:
             if isinstance(step.error, DeviceGoneError):
                 await uninterrupted(self._graph.lost(broken.opened, step.error))
                 return
-        # Else its runs could come behind those of the next attempt.
-        await gather_all(part.forget(self._slot) for part in broken.opened.parts)
+        for part in broken.opened.parts:
+            part.forget(self._slot)
         step = failed[0]
         assert step.error is not None
         step.turn.tries += 1

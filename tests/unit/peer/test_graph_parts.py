@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,22 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
+from edge.concurrency.blocking import run_blocking
 from edge.errors import CapacityError, EdgeError, ProtocolError, RequestError
 from edge.graphs.parts import GRAPH_NAME, GraphPart, echo_part
 from edge.graphs.tensors import pack, unpack
 from edge.offload import ManifestBuilder
 from edge.progress import ignore_progress
 from edge.protocol.client import PeerClient
-from edge.protocol.graph_frames import MOST_RUNS, ClosePart, FeedPart, OpenPart, TakeResult
-from edge.protocol.peer_info import describe_peer
+from edge.protocol.graph_frames import ClosePart, OpenPart
+from edge.protocol.part_runs import HELLO, STILL_HERE, Answer, ask, receive_answer
+from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.runs.shipping import ShardShipment, ship
+from edge.transport import Link, PeerLostError
 from tests.support.null_peers import null_peers
 
 BUFFER_BYTES = 32 << 20
+HELD_BYTES = 1 << 20
 
 
 def changed_echo(change: Callable[[ModelProto], object]) -> GraphPart:
@@ -57,8 +62,9 @@ def reads_a_file(model: ModelProto) -> None:
 class Talk:
     """A coordinator that has sent a part."""
 
-    def __init__(self, client: PeerClient, digest: str) -> None:
-        self.client, self.session, self._digest = client, uuid.uuid4().hex, digest
+    def __init__(self, peer: PeerInfo, client: PeerClient, digest: str) -> None:
+        self.client, self.session = client, uuid.uuid4().hex
+        self._peer, self._digest = peer, digest
 
     async def open(self, **changes: Any) -> None:
         await self.client.call(
@@ -68,27 +74,15 @@ class Talk:
                     "model": "m",
                     "manifest_digest": self._digest,
                     "buffer_bytes": BUFFER_BYTES,
-                    "held_bytes": 1 << 20,
+                    "held_bytes": HELD_BYTES,
                     "run_limit_s": 5.0,
                     **changes,
                 }
             )
         )
 
-    async def feed(self, run: int, content: bytes, total: int = 0, offset: int = 0) -> None:
-        await self.client.call(
-            FeedPart(
-                session=self.session,
-                run=run,
-                total_bytes=total or len(content),
-                offset=offset,
-                content=content,
-            )
-        )
-
-    async def take(self, run: int) -> bytes:
-        piece = await self.client.call(TakeResult(session=self.session, run=run, offset=0))
-        return bytes(piece.content)
+    async def link(self, session: str | None = None) -> Link:
+        return await self._peer.connect_link({HELLO: session or self.session})
 
     async def refused(self, work: Any, kind: type[EdgeError], said: str) -> None:
         with pytest.raises(kind, match=said):
@@ -104,40 +98,76 @@ def talk_about(part: GraphPart, folder: Path, talk: Callable[[Talk], Any]) -> No
                 shipment, peer.connect, peer=peer.name, on_progress=ignore_progress
             )
             try:
-                await talk(Talk(client, part.manifest.digest))
+                await talk(Talk(peer, client, part.manifest.digest))
             finally:
                 await client.aclose()
 
     asyncio.run(main())
 
 
+def asked(link: Link, *blobs: bytes) -> list[Answer]:
+    """The answers to runs that are all asked before the first answer is read."""
+    for number, blob in enumerate(blobs):
+        ask(link, number, blob)
+    return [receive_answer(link, HELD_BYTES) for _ in blobs]
+
+
 def test_wrong_calls_are_refused_and_right_ones_go_on(tmp_path: Path) -> None:
     good = pack({"x": np.arange(5, dtype=np.uint8)})
 
     async def talk(peer: Talk) -> None:
-        await peer.refused(peer.feed(0, b"x"), ProtocolError, "not open")
-        await peer.refused(peer.take(0), ProtocolError, "not open")
         await peer.refused(peer.open(manifest_digest="0" * 64), ProtocolError, "not sent")
         await peer.refused(peer.open(buffer_bytes=1 << 42), CapacityError, "needs 4.0 TiB")
+        early = await peer.link()
+        with pytest.raises(PeerLostError):
+            await run_blocking(lambda: asked(early, good))
         await peer.open()
         await peer.refused(peer.open(), ProtocolError, "open already")
-        await peer.refused(peer.take(0), ProtocolError, "not begun")
-        await peer.refused(peer.feed(0, b"x", total=1 << 30), RequestError, "more than")
-        await peer.refused(peer.feed(0, good, offset=3), ProtocolError, "not the next one")
-        # A run that was begun wrongly stays begun: here the rest of it comes.
-        await peer.feed(0, good[:5], total=len(good))
-        await peer.refused(peer.feed(0, good, offset=5), ProtocolError, "not the next one")
-        await peer.feed(0, good[5:], total=len(good), offset=5)
-        assert unpack(await peer.take(0))[0]["y"].tolist() == [0, 1, 2, 3, 4]
-        await peer.feed(1, b"no tensors at all")
-        await peer.refused(peer.take(1), RequestError, "cut off")
-        await peer.feed(2, pack({"x": np.ones(3, np.float32)}))
-        await peer.refused(peer.take(2), RequestError, "Unexpected input data type")
-        for run in range(3, 3 + MOST_RUNS):
-            await peer.feed(run, good)
-        await peer.refused(peer.feed(9, good), ProtocolError, "at most")
+        link = await peer.link()
+        blobs = [good, b"no tensors at all", pack({"x": np.ones(3, np.float32)}), b"", good]
+        found = await run_blocking(lambda: asked(link, *blobs))
+        assert [each.number for each in found] == list(range(5))
+        assert [each.failed for each in found] == [False, True, True, True, False]
+        assert unpack(found[0].content)[0]["y"].tolist() == [0, 1, 2, 3, 4]
+        for each, said in ((found[1], b"cut off"), (found[2], b"Unexpected input data type")):
+            assert said in bytes(each.content)
+        for other in (await peer.link(), await peer.link("unknown")):  # it has one already
+            with pytest.raises(PeerLostError):
+                await run_blocking(partial(asked, other, good))
+        await run_blocking(lambda: ask(link, STILL_HERE, b""))
+        assert (await run_blocking(lambda: receive_answer(link, 0))).number == STILL_HERE
         await peer.client.call(ClosePart(session=peer.session))
-        await peer.refused(peer.take(3), ProtocolError, "not open")
+        with pytest.raises(PeerLostError):
+            await run_blocking(lambda: asked(link, good))
+
+    talk_about(echo_part(), tmp_path, talk)
+
+
+def test_inputs_and_results_have_what_is_reserved(tmp_path: Path) -> None:
+    large = pack({"x": np.zeros(HELD_BYTES // 3, np.uint8)})
+    too_large = pack({"x": np.zeros(HELD_BYTES * 3 // 5, np.uint8)})
+
+    async def talk(peer: Talk) -> None:
+        await peer.open()
+        link = await peer.link()
+
+        def runs() -> list[Answer]:
+            found = []
+            for number, blob in enumerate((large, too_large, large)):
+                ask(link, number, blob)
+                found.append(receive_answer(link, HELD_BYTES))
+            return found
+
+        found = await run_blocking(runs)
+        assert [each.failed for each in found] == [False, True, False]
+        assert b"are the most" in bytes(found[1].content)
+
+        def beyond() -> None:
+            ask(link, 4, bytes(HELD_BYTES + 1))
+            receive_answer(link, HELD_BYTES)
+
+        with pytest.raises(PeerLostError):
+            await run_blocking(beyond)
 
     talk_about(echo_part(), tmp_path, talk)
 
@@ -149,17 +179,3 @@ def test_a_part_reads_no_other_file_of_the_peer(tmp_path: Path) -> None:
         await peer.refused(peer.open(), RequestError, "not in the file of the part")
 
     talk_about(changed_echo(reads_a_file), tmp_path, talk)
-
-
-def test_inputs_come_in_while_a_result_is_waited_for(tmp_path: Path) -> None:
-    good = pack({"x": np.arange(5, dtype=np.uint8)})
-
-    async def talk(peer: Talk) -> None:
-        await peer.open()
-        await peer.feed(0, good[:5], total=len(good))
-        waiting = asyncio.create_task(peer.take(0))
-        await asyncio.sleep(0)  # so that the question is sent first
-        await peer.feed(0, good[5:], total=len(good), offset=5)
-        assert unpack(await waiting)[0]["y"].tolist() == [0, 1, 2, 3, 4]
-
-    talk_about(echo_part(), tmp_path, talk)

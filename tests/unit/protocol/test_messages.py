@@ -146,8 +146,6 @@ FRAMES_SENT = (
         run_limit_s=2.5,
         profile=True,
     ),
-    graph_frames.FeedPart(session="s", run=3, total_bytes=4, offset=0, content=b"\0\1\2\3"),
-    graph_frames.TakeResult(session="s", run=3, offset=0),
     graph_frames.ProfilePart(session="s"),
     graph_frames.ClosePart(session="s"),
     messages.PictureRows(session="s", request="r", position=5, rows=b"\0\1\2\3"),
@@ -273,7 +271,6 @@ ANSWERS = (
     messages.TileRows(rows=bytes(64)),
     graph_frames.PartOpened(threads=2),
     graph_frames.PartDone(),
-    graph_frames.PartPiece(total_bytes=4, computed_s=0.5, content=b"\0\1\2\3"),
     graph_frames.PartProfile(content=b"{}"),
     messages.PrefixPieces(content=b"\0\1\2\3\4"),
     AllKept(

@@ -1,0 +1,257 @@
+"""A part of a graph as hosted by a peer: its process, and the link over which its runs come.
+
+The process computes (graph_process.py). What comes in and goes out is bytes here. Two threads serve
+the link in turns: one receives the next inputs while the process computes for the other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from edge.concurrency.blocking import run_blocking
+from edge.errors import ProtocolError, RequestError
+from edge.graphs.parts import GRAPH_NAME, INSIDE
+from edge.host.confined_process import ConfinedProcess, Limits
+from edge.host.free_memory import format_size
+from edge.offload import CachedShard
+from edge.protocol import graph_frames as frames
+from edge.protocol.part_runs import STILL_HERE, Answer, answer, receive_asked, receive_content
+from edge.transport import EAGER_BYTES, Link, Member, TransportError
+from edge.transport.frame import Buffer
+
+_log = logging.getLogger(__name__)
+_PROGRAM = Path(__file__).with_name("graph_process.py").resolve()
+
+_LOAD_LIMIT_S = 600.0
+_LOOKS, _LONGEST_LOOK_S = 20, 1.0
+"""A run that takes too long is seen within this part of its limit, at most so many seconds."""
+
+
+class HostedPart:
+    """A part that is open here. Its runs are computed one after the other."""
+
+    def __init__(
+        self,
+        call: frames.OpenPart,
+        shard: CachedShard,
+        user: Member | None,
+        *,
+        threads: int,
+        memory_bytes: int,
+    ) -> None:
+        """user: the device that opens it. memory_bytes: limit of the process."""
+        self.call = call
+        self._device = None if user is None else user.id
+        self._link: Link | None = None
+        self._is_closing = False
+        self._memory_bytes = memory_bytes
+        graph = next((e for e in shard.manifest.tensors if e.name == GRAPH_NAME), None)
+        if graph is None:
+            raise ProtocolError("the upload has no graph")
+        self._folder = (
+            tempfile.TemporaryDirectory(prefix="edge-graph-", ignore_cleanup_errors=True)
+            if call.profile
+            else None
+        )
+        self._load = (
+            b"load\n"
+            + json.dumps(
+                {
+                    "path": str(shard.path.resolve()),
+                    "offset": graph.offset,
+                    "nbytes": graph.nbytes,
+                    "profile": call.profile,
+                    "plain": call.plain,
+                    "inside": INSIDE,
+                }
+            ).encode()
+        )
+        limits = Limits(
+            # The peer's clock ends a process that takes too long; this one, if the peer is gone.
+            cpu_s=(call.run_limit_s + _LOAD_LIMIT_S) * threads,
+            wall_s=call.run_limit_s,
+            memory_bytes=memory_bytes,
+            reply_bytes=max(call.held_bytes, frames.PROFILE_BYTES if call.profile else 0),
+        )
+        folder = "" if self._folder is None else self._folder.name
+        self._process = ConfinedProcess(_PROGRAM, limits, (str(threads), folder))
+        self._small_bytes = call.held_bytes // 3
+        """Inputs of so many bytes come in while others of at most as many are computed."""
+        self._receiving, self._computing = threading.Lock(), threading.Lock()
+        self._computed_bytes = 0
+        """Of the inputs that are computed now, or were last."""
+        self._threads: list[threading.Thread] = []
+        self._clock = threading.Lock()
+        self._ends_s: float | None = None
+        """When the run under way has taken too long."""
+        self._is_late = False
+        self._watching: asyncio.Task[None] | None = None
+
+    async def load(self) -> None:
+        """Start the process. Raises RequestError with the cause if the part cannot be loaded."""
+        kind, content = await self._asked(self._ask_load)
+        if kind != "loaded":
+            raise RequestError(f"the graph cannot be loaded: {self._cause(kind, content)}")
+        self._watching = asyncio.create_task(self._watch())
+
+    def offer(self, link: Link, member: Member | None) -> bool:
+        """Take runs from this link. False: the part has one, or belongs to another device."""
+        device = None if member is None else member.id
+        if self._link is not None or self._is_closing or device != self._device:
+            return False
+        self._link = link
+        for _ in range(2):
+            thread = threading.Thread(
+                target=self._serve, args=(link,), name="edge-graph-part", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        return True
+
+    async def profile(self) -> bytearray:
+        """The times of nodes; see `ProfilePart`. Raises RequestError if there are none."""
+        kind, content = await self._asked(
+            lambda: self._process.ask(
+                b"profile\n", wall_s=_LOAD_LIMIT_S, reply_bytes=frames.PROFILE_BYTES
+            )
+        )
+        if kind != "profile":
+            raise RequestError(f"the nodes were not timed: {self._cause(kind, content)}")
+        return content
+
+    def end_waits(self) -> None:
+        """End all runs now, because the part is about to close."""
+        self._is_closing = True
+        self._process.forbid()
+        if self._link is not None:
+            self._link.close()
+
+    async def aclose(self) -> None:
+        """Free everything."""
+        self.end_waits()  # `close` waits for the request under way
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await run_blocking(self._close)
+
+    def _close(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self._process.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _serve(self, link: Link) -> None:
+        """Receive a run, compute it and answer, until the link ends.
+
+        While small inputs are computed, nobody receives: the system's buffers hold the next ones,
+        and a thread that waits for a link takes time from the one that computes.
+        """
+        try:
+            while True:
+                with self._receiving:
+                    number, content = self._next_run(link)  # and the turn to compute
+                    is_small = len(content) <= EAGER_BYTES
+                    if is_small:
+                        self._answer(link, number, content)
+                if not is_small:
+                    self._answer(link, number, content)
+                del content
+        except TransportError as error:
+            _log.debug("a part of a graph gets no more runs: %s", error)
+        finally:
+            link.close()
+
+    def _answer(self, link: Link, number: int, content: memoryview) -> None:
+        try:
+            answer(link, self._computed(number, content))
+        finally:
+            self._computing.release()
+
+    def _next_run(self, link: Link) -> tuple[int, memoryview]:
+        """The next run's number and inputs. `_computing` is held then, and was acquired before
+        inputs that do not fit beside those that are computed."""
+        while True:
+            number, nbytes = receive_asked(link, self.call.held_bytes)
+            if number != STILL_HERE:
+                break
+            with self._computing:
+                answer(link, Answer(STILL_HERE, False, 0.0, memoryview(b"")))
+        if nbytes <= self._small_bytes >= self._computed_bytes:
+            content = receive_content(link, nbytes)
+            self._computing.acquire()
+        else:
+            self._computing.acquire()
+            try:
+                content = receive_content(link, nbytes)
+            except BaseException:
+                self._computing.release()
+                raise
+        self._computed_bytes = len(content)
+        return number, content
+
+    def _computed(self, number: int, content: memoryview) -> Answer:
+        began_s = time.perf_counter()
+        try:
+            kind, found = self._run(content)
+            if kind != "ran":
+                found = bytearray(self._cause(kind, found).encode())
+        except OSError as error:
+            kind = "failed"
+            found = bytearray(f"its process cannot be started: {error.strerror}".encode())
+        except Exception as error:
+            _log.exception("a part of a graph failed")
+            kind, found = "failed", bytearray(f"its peer failed: {type(error).__name__}".encode())
+        return Answer(number, kind != "ran", time.perf_counter() - began_s, memoryview(found))
+
+    def _run(self, content: Buffer) -> tuple[str, bytearray]:
+        if self._is_closing:
+            return "failed", bytearray(b"the part was closed")
+        if not self._process.is_running:  # a limit ended it
+            kind, loaded = self._ask_load()
+            if kind != "loaded":
+                return kind, loaded
+        limit_s, held = self.call.run_limit_s, self.call.held_bytes
+        next_bytes = self._small_bytes if len(content) <= self._small_bytes else 0
+        room = max(0, held - len(content) - next_bytes)
+        with self._clock:
+            self._is_late, self._ends_s = False, time.monotonic() + limit_s
+        try:
+            kind, found = self._process.ask(b"run\n", content, wall_s=math.inf, reply_bytes=room)
+        finally:
+            with self._clock:
+                self._ends_s = None
+        if kind == "exhausted" and self._is_late:
+            return "failed", bytearray(f"it did not end within {limit_s:g} s".encode())
+        return kind, found
+
+    async def _watch(self) -> None:
+        """End the process of a run that takes too long. One timer for all runs: one for each would
+        wake the loop with every run."""
+        while True:
+            await asyncio.sleep(min(_LONGEST_LOOK_S, self.call.run_limit_s / _LOOKS))
+            with self._clock:
+                if self._ends_s is not None and time.monotonic() > self._ends_s:
+                    self._is_late = True
+                    self._process.kill()
+
+    async def _asked(self, ask: Callable[[], tuple[str, bytearray]]) -> tuple[str, bytearray]:
+        return await run_blocking(ask, stop=self._process.kill)
+
+    def _ask_load(self) -> tuple[str, bytearray]:
+        return self._process.ask(self._load, wall_s=_LOAD_LIMIT_S)
+
+    def _cause(self, kind: str, content: bytearray) -> str:
+        cause = content.decode("utf-8", "replace").strip()
+        if kind == "exhausted":
+            limit = format_size(self._memory_bytes)
+            return cause or f"its process has ended; it may take {limit} of memory"
+        return cause
