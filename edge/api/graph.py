@@ -112,12 +112,14 @@ class _GraphFacts:
         stage."""
         graph, estimate = self._graph, self._graph.estimate
         stages = []
-        for stage, told in zip(graph.plan.stages, estimate.stages, strict=True):
+        every = [(n, s) for n, copy in enumerate(graph.plan.each_copy) for s in copy.stages]
+        for (copy, stage), told in zip(every, estimate.stages, strict=True):
             nodes = [index for number in stage.atoms for index in graph.atoms[number].nodes]
             first, last = (graph.file.nodes[index] for index in (min(nodes), max(nodes)))
             stages.append(
                 {
                     **stage.to_json(),
+                    "copy": copy,
                     "nodes": len(nodes),
                     "first_node": first.name or first.op_type,
                     "last_node": last.name or last.op_type,

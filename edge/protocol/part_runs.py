@@ -61,7 +61,7 @@ def receive_content(link: Link, nbytes: int) -> memoryview:
     content = np.empty(nbytes, np.uint8)
     if nbytes:
         link.receive(content)
-    return memoryview(content)
+    return content.data
 
 
 def answer(link: Link, found: Answer) -> None:

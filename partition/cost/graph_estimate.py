@@ -4,6 +4,9 @@ from collections import defaultdict
 
 from edge.partition.plan.graph_plan import GraphEstimate, GraphFacts, GraphPlan, StageEstimate
 
+_LEAST_S = 1e-9
+"""Least time of one input."""
+
 
 def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
     """The estimate of a plan that fits to the facts (`GraphPlan.check`).
@@ -11,8 +14,26 @@ def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
     A stage begins once its device is free and its inputs have come; it costs its device's latency
     and its tensors in both directions. With many inputs under way, a device computes one while
     tensors of others come and go: its interval is the longest of the three. Stages behind the place
-    where inputs end early count by the share of inputs that go on.
+    where inputs end early count by the share of inputs that go on. Copies add their rates, as far as
+    the coordinator can send and receive at once; a lone input takes the one with the least latency.
     """
+    if plan.copies:
+        copies = tuple(estimate_graph(facts, each) for each in plan.each_copy)
+        rates = [1 / max(each.interval_s, _LEAST_S) for each in copies]
+        # All tensors pass the coordinator's port, which is busy for as long as each is on its way.
+        busy_s = [
+            sum(
+                rate * sum(getattr(stage, way) for stage in each.stages)
+                for rate, each in zip(rates, copies, strict=True)
+            )
+            for way in ("receive_s", "send_s")
+        ]
+        return GraphEstimate(
+            latency_s=min(each.latency_s for each in copies),
+            interval_s=max(1.0, *busy_s) / sum(rates),
+            stages=tuple(stage for each in copies for stage in each.stages),
+            copies=copies,
+        )
     devices = {device.name: device for device in facts.devices}
     ready_s: dict[str, float] = {}
     free_s: dict[str, float] = defaultdict(float)

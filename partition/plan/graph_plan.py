@@ -13,6 +13,7 @@ from edge.partition.errors import PlanError
 Objective = Literal["latency", "throughput"]
 
 MOST_GRAPH_STAGES = 64
+MOST_GRAPH_COPIES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,8 @@ class GraphFacts:
     """The place behind which an input may end early: before which atom. Every plan is cut there."""
     exit_share: float = 0.0
     """The share of inputs that end there."""
+    may_copy: bool = True
+    """Whether inputs of a stream may go to several copies of the graph: they share no state."""
 
     def weight(self, atoms: range) -> float:
         """The share of inputs for which a stage is computed."""
@@ -86,44 +89,50 @@ class GraphPlan:
     with those of other devices between them."""
 
     stages: tuple[GraphStage, ...]
+    copies: tuple["GraphPlan", ...] = ()
+    """Further copies of the whole graph on devices of their own. Each input goes to one copy."""
 
     @property
     def devices(self) -> tuple[str, ...]:
         """Names of the devices that compute, each once."""
-        return tuple(dict.fromkeys(stage.device for stage in self.stages))
+        return tuple(
+            dict.fromkeys(stage.device for each in self.each_copy for stage in each.stages)
+        )
+
+    @property
+    def each_copy(self) -> tuple["GraphPlan", ...]:
+        """A plan for each copy of the graph, the first one of `stages`."""
+        return (GraphPlan(stages=self.stages), *self.copies) if self.copies else (self,)
 
     def to_json(self) -> dict[str, Any]:
         """The plan for `from_json`."""
-        return {"stages": [stage.to_json() for stage in self.stages]}
+        found: dict[str, Any] = {"stages": [stage.to_json() for stage in self.stages]}
+        return found | ({"copies": [e.to_json() for e in self.copies]} if self.copies else {})
 
     @classmethod
     def from_json(cls, value: object) -> "GraphPlan":
         """Read a plan from outside. Raises PlanError, with every problem, unless its stages follow
-        each other without gaps."""
-        problems: list[str] = []
-        stages: list[GraphStage] = []
-        listed = value.get("stages") if isinstance(value, dict) else None
-        if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_GRAPH_STAGES:
-            raise PlanError([f"A plan has a list of 1 to {MOST_GRAPH_STAGES} stages."])
-        for number, each in enumerate(listed):
-            device = each.get("device") if isinstance(each, dict) else None
-            atoms = each.get("atoms") if isinstance(each, dict) else None
-            if not isinstance(device, str) or not device:
-                problems.append(f"Stage {number} names no device.")
-                continue
-            if not isinstance(atoms, list) or len(atoms) != 2 or not all(map(_is_count, atoms)):
-                problems.append(f"Stage {number} has no atoms [first, last + 1].")
-                continue
-            stages.append(GraphStage(device=device, atoms=range(*atoms)))
-        if not problems:
-            problems = _gaps(stages)
-        if problems:
-            raise PlanError(problems)
-        return cls(stages=tuple(stages))
+        each other without gaps, and its copies have devices of their own."""
+        listed = value.get("copies", []) if isinstance(value, dict) else []
+        if not isinstance(listed, list) or len(listed) >= MOST_GRAPH_COPIES:
+            raise PlanError([f"A plan has a list of less than {MOST_GRAPH_COPIES} copies."])
+        plan, *copies = [cls(stages=_read_stages(each)) for each in (value, *listed)]
+        seen: set[str] = set()
+        for each in (plan, *copies):
+            if twice := seen.intersection(each.devices):
+                raise PlanError([f"{name!r:.80} is in two copies." for name in sorted(twice)])
+            seen.update(each.devices)
+        return cls(stages=plan.stages, copies=tuple(copies))
 
     def check(self, facts: GraphFacts) -> None:
         """Raises PlanError unless it fits to these facts: atoms, devices, cuts and memory."""
-        problems = []
+        if self.copies and not facts.may_copy:
+            raise PlanError(["A graph with state has no copies: a sequence stays on its devices."])
+        if problems := [each for copy in self.each_copy for each in copy._problems(facts)]:
+            raise PlanError(problems)
+
+    def _problems(self, facts: GraphFacts) -> list[str]:
+        problems: list[str] = []
         names = {device.name: device for device in facts.devices}
         if self.stages[-1].atoms.stop != len(facts.atoms):
             problems.append(
@@ -146,8 +155,7 @@ class GraphPlan:
                     problems.append(
                         f"{name} needs {needed:,} bytes and has {names[name].memory_bytes:,}."
                     )
-        if problems:
-            raise PlanError(problems)
+        return problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +176,12 @@ class GraphEstimate:
     latency_s: float
     """From an input to its results, with nothing else under way; the mean, if some end early."""
     interval_s: float
-    """Between two results, with many inputs under way: the time of the slowest device."""
+    """Between two results, with many inputs under way: the time of the slowest device of a copy,
+    divided among the copies."""
     stages: tuple[StageEstimate, ...]
+    """Those of one copy after the other."""
+    copies: tuple["GraphEstimate", ...] = ()
+    """The estimate of each copy, if there are several."""
 
     def score(self, objective: Objective) -> float:
         """What the objective makes small."""
@@ -178,6 +190,27 @@ class GraphEstimate:
     @property
     def inputs_per_s(self) -> float:
         return 1 / self.interval_s if self.interval_s else float("inf")
+
+
+def _read_stages(value: object) -> tuple[GraphStage, ...]:
+    problems: list[str] = []
+    stages: list[GraphStage] = []
+    listed = value.get("stages") if isinstance(value, dict) else None
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MOST_GRAPH_STAGES:
+        raise PlanError([f"A plan has a list of 1 to {MOST_GRAPH_STAGES} stages."])
+    for number, each in enumerate(listed):
+        device = each.get("device") if isinstance(each, dict) else None
+        atoms = each.get("atoms") if isinstance(each, dict) else None
+        if not isinstance(device, str) or not device:
+            problems.append(f"Stage {number} names no device.")
+            continue
+        if not isinstance(atoms, list) or len(atoms) != 2 or not all(map(_is_count, atoms)):
+            problems.append(f"Stage {number} has no atoms [first, last + 1].")
+            continue
+        stages.append(GraphStage(device=device, atoms=range(*atoms)))
+    if problems := problems or _gaps(stages):
+        raise PlanError(problems)
+    return tuple(stages)
 
 
 def _is_count(value: object) -> bool:

@@ -5,17 +5,22 @@ sum or the maximum of what they take (dynamic programming over places and sets o
 a device computes a stem, then one of two runs that do not need each other while a second device
 computes the other, then the rest. Devices stay out where that takes less.
 
+For throughput, several devices may have a copy of the graph each, or a chain of them one. The best
+division of devices among copies is exact for chains of the fastest devices (dynamic programming over
+sets of devices); further devices have a copy alone.
+
 Where inputs may end early, every plan is cut, a device may also have both halves, and forks are not
 looked for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations, product
 
 from edge.partition.cost.graph_estimate import estimate_graph
 from edge.partition.plan.graph_plan import (
+    MOST_GRAPH_COPIES,
     GraphEstimate,
     GraphFacts,
     GraphPlan,
@@ -46,11 +51,12 @@ def choose_graph_plan(facts: GraphFacts, objective: Objective) -> GraphChoice | 
     """The plan with the least latency, or the least interval. None: the devices together have no
     memory for the graph."""
     alone = _best(facts, objective, _alone(facts))
-    chain = best_chain(facts, objective)
-    found = [] if chain is None else [chain]
-    found += _two_halves(facts)
+    chains = best_chains(facts, objective)
+    found = [*chains.values(), *_two_halves(facts)]
     if alone is not None:  # of the fastest devices, which chains are made of, none may have room
         found.append(alone[0])
+    if objective == "throughput" and facts.may_copy:
+        found += best_copies(facts, chains)
     best = _best(facts, objective, found)
     if objective == "latency" and best is not None and facts.exit_at is None:
         best = best_fork(facts, best)
@@ -61,6 +67,40 @@ def choose_graph_plan(facts: GraphFacts, objective: Objective) -> GraphChoice | 
     ):
         best = alone
     return GraphChoice(plan=best[0], estimate=best[1], alone=alone)
+
+
+def best_copies(facts: GraphFacts, chains: Mapping[frozenset[str], GraphPlan]) -> list[GraphPlan]:
+    """For each set of devices, the copies of the graph on them with the most results per second.
+    chains: the best one of each set."""
+    plans = dict(chains)
+    for plan in _alone(facts):
+        known = plans.get(frozenset(plan.devices))
+        if known is None or _interval(facts, plan) < _interval(facts, known):
+            plans[frozenset(plan.devices)] = plan
+    rates = {names: 1 / max(_interval(facts, plan), 1e-9) for names, plan in plans.items()}
+    joint = sorted(frozenset[str]().union(*chains))
+    best: dict[frozenset[str], tuple[float, tuple[frozenset[str], ...]]] = {frozenset(): (0.0, ())}
+    for name in joint:  # copies in the order of their first devices
+        for used, (rate, copies) in list(best.items()):
+            for names in plans:
+                if name == min(names) and used.isdisjoint(names):
+                    key, value = used | names, (rate + rates[names], (*copies, names))
+                    if key not in best or value[0] > best[key][0]:
+                        best[key] = value
+    further = [names for names in plans if names.isdisjoint(joint)]
+    found = []
+    for _rate, copies in best.values():
+        whole = (*copies, *further)[:MOST_GRAPH_COPIES]
+        least = LEAST_GRAPH_GAIN * sum(map(rates.__getitem__, whole))
+        worth = [plans[names] for names in whole if rates[names] >= least]
+        worth.sort(key=lambda plan: estimate_graph(facts, plan).latency_s)
+        if worth:
+            found.append(GraphPlan(stages=worth[0].stages, copies=tuple(worth[1:])))
+    return found
+
+
+def _interval(facts: GraphFacts, plan: GraphPlan) -> float:
+    return estimate_graph(facts, plan).interval_s
 
 
 def candidate_cuts(facts: GraphFacts, most: int) -> list[int]:
@@ -102,8 +142,9 @@ def crossing_bytes(facts: GraphFacts) -> list[int]:
     return found
 
 
-def best_chain(facts: GraphFacts, objective: Objective) -> GraphPlan | None:
-    """The chain whose sum of stage times, or whose slowest stage, is least. None: none fits."""
+def best_chains(facts: GraphFacts, objective: Objective) -> dict[frozenset[str], GraphPlan]:
+    """For each set of devices that fits, the chain of all of them whose sum of stage times, or whose
+    slowest stage, is least."""
     places = [0, *candidate_cuts(facts, MOST_CUTS), len(facts.atoms)]
     devices = _fastest(facts)
     costs = _StageCosts(facts, places)
@@ -133,17 +174,17 @@ def best_chain(facts: GraphFacts, objective: Objective) -> GraphPlan | None:
                     key = end, used | 1 << place
                     if key not in best or value < best[key][0]:
                         best[key] = value, (begin, used, index)
-    ends = [key for key in best if key[0] == len(places) - 1]
-    if not ends:
-        return None
-    key = min(ends, key=lambda each: (best[each][0], each[1].bit_count()))
-    stages: list[GraphStage] = []
-    while (back := best[key][1]) is not None:
-        begin, used, index = back
-        atoms = range(places[begin], places[key[0]])
-        stages.insert(0, GraphStage(device=facts.devices[index].name, atoms=atoms))
-        key = begin, used
-    return GraphPlan(stages=tuple(stages))
+    found = {}
+    for key in [each for each in best if each[0] == len(places) - 1]:
+        stages: list[GraphStage] = []
+        while (back := best[key][1]) is not None:
+            begin, used, index = back
+            atoms = range(places[begin], places[key[0]])
+            stages.insert(0, GraphStage(device=facts.devices[index].name, atoms=atoms))
+            key = begin, used
+        plan = GraphPlan(stages=tuple(stages))
+        found[frozenset(plan.devices)] = plan
+    return found
 
 
 def best_fork(
@@ -255,8 +296,8 @@ def _best(
     best: tuple[GraphPlan, GraphEstimate] | None = None
     for plan in plans:
         estimate = estimate_graph(facts, plan)
-        score = estimate.score(objective), len(plan.stages)
-        if best is None or score < (best[1].score(objective), len(best[0].stages)):
+        score = estimate.score(objective), len(estimate.stages)
+        if best is None or score < (best[1].score(objective), len(best[1].stages)):
             best = plan, estimate
     return best
 

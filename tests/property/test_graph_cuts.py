@@ -24,7 +24,7 @@ from edge.partition import (
 from edge.partition.cost.graph_estimate import border
 from edge.partition.search.graph_cut import (
     LEAST_GRAPH_GAIN,
-    best_chain,
+    best_chains,
     crossing_bytes,
     forks,
 )
@@ -111,12 +111,41 @@ def chain_score(plan: GraphPlan, facts: GraphFacts, objective: Objective) -> flo
 @given(facts=random_facts())
 def test_no_chain_is_better(objective: Objective, facts: GraphFacts) -> None:
     scores = [chain_score(plan, facts, objective) for plan in all_chains(facts)]
-    found = best_chain(facts, objective)
-    if found is None:
-        assert not scores
-        return
-    found.check(facts)
-    assert chain_score(found, facts, objective) == pytest.approx(min(scores))
+    found = best_chains(facts, objective).values()
+    assert bool(found) == bool(scores)
+    for each in found:
+        each.check(facts)
+    if scores:
+        least = min(chain_score(each, facts, objective) for each in found)
+        assert least == pytest.approx(min(scores))
+
+
+@settings(max_examples=40)
+@given(facts=random_facts())
+def test_no_copies_give_more_results(facts: GraphFacts) -> None:
+    """Every set of chains on devices of their own, whose ways are fast."""
+    fast = tuple(replace(each, bytes_per_s=1e9) for each in facts.devices)
+    facts = replace(facts, devices=fast)
+    plans = list(all_chains(facts))
+    most, sets = 0.0, [((), 0.0)]
+    for plan in plans:
+        rate = 1 / max(estimate_graph(facts, plan).interval_s, 1e-9)
+        sets += [
+            ((*devices, *plan.devices), known + rate)
+            for devices, known in sets
+            if not set(devices) & set(plan.devices)
+        ]
+    most = max(rate for _devices, rate in sets)
+    choice = choose_graph_plan(facts, "throughput")
+    assert (choice is None) == (not plans)
+    if choice is not None:
+        choice.plan.check(facts)
+        # Copies that add less than a part of all are left out, and so are further devices.
+        least = (1 - LEAST_GRAPH_GAIN) ** len(facts.devices)
+        assert most * least <= choice.estimate.inputs_per_s <= most * (1 + 1e-9)
+        alone = choose_graph_plan(replace(facts, may_copy=False), "throughput")
+        assert alone is not None
+        assert not alone.plan.copies
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
@@ -241,7 +270,10 @@ def test_throughput_uses_both_devices_and_latency_one() -> None:
     facts = even(300, 1e-3)
     both = choose_graph_plan(facts, "throughput")
     assert both is not None
-    assert [len(stage.atoms) for stage in both.plan.stages] == [150, 150]
+    assert [len(each.stages) for each in both.plan.each_copy] == [1, 1]
+    one_graph = choose_graph_plan(replace(facts, may_copy=False), "throughput")
+    assert one_graph is not None
+    assert [len(stage.atoms) for stage in one_graph.plan.stages] == [150, 150]
     alone = choose_graph_plan(facts, "latency")
     assert alone is not None
     assert len(alone.plan.stages) == 1

@@ -394,7 +394,9 @@ def _measured(graph: Graph, given: Mapping[str, NDArray[Any]], runs: int) -> dic
 
 
 def _show_plan(model: Path, found: dict[str, Any]) -> None:
+    copies = {stage["copy"] for stage in found["stages"]}
     columns: Columns[dict[str, Any]] = {
+        **({"copy": lambda row: str(row["copy"] + 1)} if len(copies) > 1 else {}),
         "device": lambda row: str(row["device"]),
         "atoms": lambda row: f"{row['atoms'][0]}–{row['atoms'][1] - 1}",
         "first node": lambda row: str(row["first_node"]),
@@ -404,7 +406,7 @@ def _show_plan(model: Path, found: dict[str, Any]) -> None:
         "sends": lambda row: f"{row['send_s'] * 1e3:.2f} ms",
         "memory": lambda row: format_size(row["memory_bytes"]),
     }
-    right = ["atoms", "computes", "receives", "sends", "memory"]
+    right = ["copy", "atoms", "computes", "receives", "sends", "memory"]
     console = Console()
     print_table(make_table(found["stages"], columns, title=model.name, right=right), console)
     click.echo(_predicted("predicted", found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,8 @@ from edge.runs.graphs.remote_part import (
     PartTerms,
     RemotePart,
 )
+
+_LARGEST_WINDOW = 64
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +109,16 @@ class CutGraph:
     @property
     def window(self) -> int:
         """Inputs that are worth having under way at once."""
-        return RUNS_AT_ONCE * len(self.plan.devices)
+        return max(RUNS_AT_ONCE * len(self.plan.devices), self._held_up)
+
+    @property
+    def _held_up(self) -> int:
+        """Inputs that come to their end while the slowest copy computes one."""
+        copies, interval_s = self.estimate.copies, self.estimate.interval_s
+        if not copies or not interval_s:
+            return 1
+        slowest_s = max(max(each.latency_s, each.interval_s) for each in copies)
+        return min(_LARGEST_WINDOW, math.ceil(slowest_s / interval_s) + len(copies))
 
     def choose(self) -> tuple[GraphPlan, GraphEstimate]:
         """The plan for the devices that are left. Raises CapacityError or PlanError."""
@@ -144,7 +156,7 @@ class CutGraph:
         while True:
             plan, estimate = await run_blocking(self.choose)
             try:
-                self._opened = await self._open(plan)
+                self._opened = await self._open(plan, estimate)
                 self._chosen = plan, estimate
                 return
             except DeviceGoneError as error:
@@ -160,15 +172,24 @@ class CutGraph:
         """
         if self.atoms.is_random:
             return
+        tolerance = _tolerance(self.measured.kinds)
+        inputs = checked(self.file.inputs, sample)
         while True:
-            found = await self.run(sample, ends_early=False)
-            tolerance = _tolerance(self.measured.kinds)
-            self.agreement = compare(found, self.measured.results, tolerance=tolerance)
-            if self.agreement.problem is None:
-                return
             opened = await self.current()
             try:
-                blamed = await find_wrong(self, opened, sample, tolerance)
+                found = [
+                    await copy.compute_here(inputs, self._results, None)
+                    for copy in opened.each_copy
+                ]
+                agreements = [
+                    compare(each, self.measured.results, tolerance=tolerance) for each in found
+                ]
+                place, self.agreement = max(
+                    enumerate(agreements), key=lambda each: (not each[1].exact, each[1].difference)
+                )
+                if self.agreement.problem is None:
+                    return
+                blamed = await find_wrong(self, opened.each_copy[place], inputs, tolerance)
             except DeviceGoneError as gone:
                 await uninterrupted(self.lost(opened, gone))
                 continue
@@ -249,25 +270,30 @@ class CutGraph:
         if opened is not None:
             await opened.aclose()
 
-    async def _open(self, plan: GraphPlan) -> OpenedParts:
-        opened = OpenedParts(plan)
+    async def _open(self, plan: GraphPlan, estimate: GraphEstimate) -> OpenedParts:
+        first, *others = [
+            OpenedParts(copy, each)
+            for copy, each in zip(plan.each_copy, estimate.copies or (estimate,), strict=True)
+        ]
+        first.copies = others
+        stages = [(copy, stage) for copy in first.each_copy for stage in copy.plan.stages]
         try:
-            for number, stage in enumerate(plan.stages):
+            for number, (copy, stage) in enumerate(stages):
                 self._on_progress(
-                    Progress(phase="load", peer=stage.device, done=number, total=len(plan.stages))
+                    Progress(phase="load", peer=stage.device, done=number, total=len(stages))
                 )
                 peer = self.measured.named(stage.device)
                 try:
-                    opened.parts.append(await self.open_stage(stage, peer))
+                    copy.parts.append(await self.open_stage(stage, peer))
                 except (CapacityError, PeerError) as error:
                     # Others may do without this device, but the user's plan does not.
                     if plan == self.options.plan:
                         raise
                     raise DeviceGoneError(peer.id, error) from error
         except BaseException:
-            await uninterrupted(opened.aclose())
+            await uninterrupted(first.aclose())
             raise
-        return opened
+        return first
 
     async def open_stage(self, stage: GraphStage, peer: PeerInfo) -> RemotePart:
         kinds = self.measured.kinds
@@ -293,9 +319,9 @@ class CutGraph:
 async def find_wrong(
     graph: CutGraph, opened: OpenedParts, sample: Arrays, tolerance: float
 ) -> tuple[PeerInfo, str] | None:
-    """The first device of the plan whose part the trusted device computes otherwise."""
+    """The first device of a copy whose part the trusted device computes otherwise."""
     measured, trusted = graph.measured, graph.measured.trusted
-    known = dict(checked(graph.file.inputs, sample))
+    known = dict(sample)
     for stage, remote in zip(opened.plan.stages, opened.parts, strict=True):
         found = await remote.run(known)
         if remote.peer.id != trusted.id and trusted.id in measured.ids:

@@ -181,5 +181,6 @@ class MeasuredPeers:
                 for id, measured in self._measured.items()
             ),
             exit_at=self._atoms.exit_at,
+            may_copy=not states,
             exit_share=0.0 if exits is None else exits.share(self.results[exits.output]),
         )

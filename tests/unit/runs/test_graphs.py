@@ -155,6 +155,50 @@ def test_an_input_fails_alone_and_bombs_end(tmp_path: Path) -> None:
     assert "Expand 1" in str(large) or "memory" in str(large)
 
 
+def test_copies_share_a_stream_and_one_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, inputs_of = written(cnn(), tmp_path), KINDS["cnn"][1]
+    inputs = [inputs_of(seed) for seed in range(16)]
+    whole = range(len(Atoms(open_onnx(path))))
+    one, two = (GraphPlan(stages=(GraphStage(device=f"null-{n}", atoms=whole),)) for n in range(2))
+    plan = dataclasses.replace(one, copies=(two,))
+    assert asked_plan(plan.to_json()) == plan
+    true_run, asked, lost = RemotePart.run, list[str](), list[str]()
+
+    async def run(remote: RemotePart, *arguments: Any) -> Any:
+        asked.append(remote.peer.name)
+        if asked.count("null-1") == 4 and not lost:
+            lost.append(remote.peer.name)
+            raise DeviceGoneError(remote.peer.id, NetworkError("gone"))
+        return await true_run(remote, *arguments)
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            graph = AsyncGraph(await load(path, peers, inputs[0], plan=plan))
+            assert graph.plan.devices == ("null-0", "null-1")
+            assert [each["copy"] for each in graph.explain()["stages"]] == [0, 1]
+            monkeypatch.setattr(RemotePart, "run", run)
+            found = [each async for each in graph.stream(inputs)]
+            assert lost
+            assert set(asked) == {"null-0", "null-1"}
+            assert graph.plan.devices == ("null-0",)
+            for results, each in zip(found, inputs, strict=True):
+                assert isinstance(results, dict)
+                agree(results, computed(cnn(), each))
+            await graph.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_device_is_in_one_copy_alone() -> None:
+    plan = GraphPlan(stages=(GraphStage(device="attic", atoms=range(3)),))
+    with pytest.raises(PlanError, match="in two copies"):
+        asked_plan({**plan.to_json(), "copies": [plan.to_json()]})
+    with pytest.raises(PlanError, match="list of less than"):
+        asked_plan({**plan.to_json(), "copies": "attic"})
+
+
 def test_a_device_with_other_results_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
