@@ -62,7 +62,9 @@ class ClusterGraphs(ABC):
         that computes them, and need not be in the sample. time_limit_s: seconds of one part of
         one input, after which a peer ends it. plan_only: measure and plan, open nothing. exit_when:
         an output and a number, as ("confidence", 0.9): an input ends early once all values of the
-        output are as large. progress: as of `load`.
+        output are as large. tiles: pixels of a side, and pixels that neighbours share, as (512,
+        64): pictures are cut into tiles, which go to all devices that help; the sample must be
+        larger than a tile. progress: as of `load`.
 
         Each peer gets every weight once, to be measured; of peers of one machine with one setup,
         one does. Raises CheckpointError for a file that is no graph that can be run, CapacityError
@@ -140,7 +142,8 @@ class BlockingClusterGraphs:
         plan: "auto", or a GraphPlan or its JSON. objective: the least seconds of one input, or the
         most inputs per second. sample: an array for each input, by which the graph is measured.
         state: outputs that are inputs of the next run, as {"hn": "h"}, or "auto". exit_when: an
-        output and a number, as ("confidence", 0.9), that end an input early.
+        output and a number, as ("confidence", 0.9), that end an input early. tiles: size and
+        overlap of tiles of large pictures, in pixels.
         """
         loading = self._cluster.load_graph(
             path,

@@ -14,9 +14,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -25,6 +25,7 @@ from edge.concurrency.loop_thread import LoopThread
 from edge.errors import CapacityError, EdgeError, PlanError, RequestError
 from edge.graphs.onnx_file import GraphValue, OnnxFile, open_onnx
 from edge.graphs.state import check_state, find_state
+from edge.graphs.tiles import TileSize
 from edge.partition import GraphEstimate, GraphPlan, Objective
 from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress
@@ -33,8 +34,10 @@ from edge.runs.graphs.agreement import Agreement
 from edge.runs.graphs.cut_graph import CutGraph, load_cut_graph
 from edge.runs.graphs.graph_options import EarlyExit, GraphOptions
 from edge.runs.graphs.inputs import made_up_sample
+from edge.runs.graphs.remote_part import Arrays
 from edge.runs.graphs.sequences import Sequence as InputSequence
 from edge.runs.graphs.sequences import Sequences
+from edge.runs.graphs.tiled_graph import TiledGraph, load_tiled_graph
 
 GraphInputs = Mapping[str, ArrayLike]
 GraphResults = dict[str, NDArray[Any]]
@@ -42,11 +45,31 @@ AskedPlan = Literal["auto"] | GraphPlan | Mapping[str, Any]
 AskedState = Literal["auto"] | Mapping[str, str] | None
 
 
+_PICTURES_AT_ONCE = 2
+"""Pictures of a stream that are under way, where each is many tiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileFacts:
+    """How large pictures are cut into tiles, in pixels."""
+
+    size: int
+    overlap: int
+    """At least so many pixels are in both of two neighbours."""
+    step: int
+    """Tiles begin at its multiples."""
+    count: int
+    """Tiles of a picture as large as the sample."""
+    picture_s: float
+    """Predicted seconds of such a picture. The estimate of the graph is that of a tile."""
+
+
 class _GraphFacts:
     """What both faces of a loaded graph tell."""
 
-    def __init__(self, graph: CutGraph) -> None:
-        self._graph = graph
+    def __init__(self, graph: CutGraph | TiledGraph) -> None:
+        self._tiled = graph if isinstance(graph, TiledGraph) else None
+        self._graph = graph.graph if isinstance(graph, TiledGraph) else graph
 
     @property
     def inputs(self) -> tuple[GraphValue, ...]:
@@ -83,9 +106,25 @@ class _GraphFacts:
         return self._graph.alone
 
     @property
+    def tiles(self) -> TileFacts | None:
+        """How large pictures are cut; None: they are not."""
+        tiled = self._tiled
+        if tiled is None:
+            return None
+        tiling = tiled.tiling
+        return TileFacts(
+            size=tiling.tile.size,
+            overlap=tiling.tile.overlap,
+            step=tiling.step,
+            count=tiled.count,
+            picture_s=tiled.picture_s,
+        )
+
+    @property
     def agreement(self) -> Agreement | None:
-        """How the cut graph's results compared with those of the uncut one, for the sample; None:
-        they were not compared, because the graph has random nodes or was only planned."""
+        """How the cut graph's results compared with those of the uncut one, for the sample, or for
+        some of its tiles; None: they were not compared, because the graph has random nodes or was
+        only planned."""
         return self._graph.agreement
 
     @property
@@ -105,7 +144,7 @@ class _GraphFacts:
     @property
     def window(self) -> int:
         """Inputs of a stream that are under way at once."""
-        return self._graph.window
+        return _PICTURES_AT_ONCE if self._tiled is not None else self._graph.window
 
     def explain(self) -> dict[str, Any]:
         """The plan and its prediction as JSON values: seconds, bytes, and the nodes of each
@@ -148,6 +187,7 @@ class _GraphFacts:
             "exact": None if graph.agreement is None else graph.agreement.exact,
             "difference": None if graph.agreement is None else graph.agreement.difference,
             "refused": list(graph.refused),
+            "tiles": None if self.tiles is None else asdict(self.tiles),
             "stages": stages,
         }
 
@@ -159,9 +199,9 @@ class _GraphFacts:
 class AsyncGraph(_GraphFacts):
     """A loaded graph for one event loop. An asynchronous context manager."""
 
-    def __init__(self, graph: CutGraph) -> None:
+    def __init__(self, graph: CutGraph | TiledGraph) -> None:
         super().__init__(graph)
-        self._sequences = Sequences(graph)
+        self._sequences = Sequences(self._graph)
 
     async def run(self, inputs: GraphInputs) -> GraphResults:
         """The outputs for these inputs, by name.
@@ -177,7 +217,7 @@ class AsyncGraph(_GraphFacts):
         """
         if self.state:
             return await self._sequences.run(inputs)
-        return await self._graph.run(inputs)  # type: ignore[arg-type]
+        return await (self._tiled or self._graph).run(inputs)  # type: ignore[arg-type]
 
     async def reset(self, initial: GraphInputs | None = None) -> None:
         """Begin a new sequence of `run`: the state is zeros, or `initial` by the names of inputs.
@@ -274,7 +314,7 @@ class Graph(_GraphFacts):
     """A loaded graph; thread-safe. A context manager. See `AsyncGraph` for details and errors."""
 
     def __init__(self, graph: AsyncGraph, loop: LoopThread) -> None:
-        super().__init__(graph._graph)
+        super().__init__(graph._tiled or graph._graph)
         self._own, self._loop = graph, loop
 
     def run(self, inputs: GraphInputs) -> GraphResults:
@@ -378,6 +418,7 @@ class MoreGraphTerms(TypedDict, total=False):
     time_limit_s: float
     plan_only: bool
     exit_when: tuple[str, float] | None
+    tiles: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,6 +432,7 @@ class GraphAsked:
     time_limit_s: float = 60.0
     plan_only: bool = False
     exit_when: tuple[str, float] | None = None
+    tiles: tuple[int, int] | None = None
 
     def options(self, file: OnnxFile) -> GraphOptions:
         """Checked, for this file."""
@@ -398,9 +440,12 @@ class GraphAsked:
             raise RequestError("objective must be latency or throughput")
         if not 0 < self.time_limit_s <= 3600:
             raise RequestError("time_limit_s must be above 0, and at most 3600")
+        if self.tiles is not None and (self.state, self.exit_when) != (None, None):
+            raise RequestError("tiles do not go with state or exit_when")
         return GraphOptions(
             plan=asked_plan(self.plan),
-            objective=self.objective,
+            # Tiles are a stream, whichever the objective of pictures.
+            objective=self.objective if self.tiles is None else "throughput",
             run_limit_s=float(self.time_limit_s),
             state=_asked_state(file, self.state),
             exit_when=self._exit(file),
@@ -432,6 +477,15 @@ async def load_graph(
     file = await run_blocking(lambda: open_onnx(Path(path)))
     options = asked.options(file)
     peers = await cpu_peers(peers)
+    if asked.tiles is not None:
+        if asked.sample is None:
+            raise RequestError("tiles need a sample", remedy="give a picture larger than a tile")
+        tile, picture = TileSize.checked(asked.tiles), cast("Arrays", asked.sample)
+        return AsyncGraph(
+            await load_tiled_graph(
+                file, peers, picture, options, on_progress, tile, plan_only=asked.plan_only
+            )
+        )
     inputs: Any = made_up_sample(file.inputs) if asked.sample is None else asked.sample
     return AsyncGraph(
         await load_cut_graph(file, peers, inputs, options, on_progress, plan_only=asked.plan_only)

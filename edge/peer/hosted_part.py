@@ -23,7 +23,7 @@ from edge.host.confined_process import ConfinedProcess, Limits
 from edge.host.free_memory import format_size
 from edge.offload import CachedShard
 from edge.protocol import graph_frames as frames
-from edge.protocol.part_runs import STILL_HERE, Answer, answer, receive_asked, receive_content
+from edge.protocol.part_runs import STILL_HERE, PartAnswer, answer, receive_asked, receive_content
 from edge.transport import EAGER_BYTES, Link, Member, TransportError
 from edge.transport.frame import Buffer
 
@@ -87,7 +87,7 @@ class HostedPart:
         """Inputs of so many bytes come in while others of at most as many are computed."""
         self._receiving, self._computing = threading.Lock(), threading.Lock()
         self._computed_bytes = 0
-        """Of the inputs that are computed now, or were last."""
+        """The size of the inputs that are computed now, or were last."""
         self._threads: list[threading.Thread] = []
         self._clock = threading.Lock()
         self._ends_s: float | None = None
@@ -184,7 +184,7 @@ class HostedPart:
             if number != STILL_HERE:
                 break
             with self._computing:
-                answer(link, Answer(STILL_HERE, False, 0.0, memoryview(b"")))
+                answer(link, PartAnswer(STILL_HERE, False, 0.0, memoryview(b"")))
         if nbytes <= self._small_bytes >= self._computed_bytes:
             content = receive_content(link, nbytes)
             self._computing.acquire()
@@ -198,7 +198,7 @@ class HostedPart:
         self._computed_bytes = len(content)
         return number, content
 
-    def _computed(self, number: int, content: memoryview) -> Answer:
+    def _computed(self, number: int, content: memoryview) -> PartAnswer:
         began_s = time.perf_counter()
         try:
             kind, found = self._run(content)
@@ -210,7 +210,7 @@ class HostedPart:
         except Exception as error:
             _log.exception("a part of a graph failed")
             kind, found = "failed", bytearray(f"its peer failed: {type(error).__name__}".encode())
-        return Answer(number, kind != "ran", time.perf_counter() - began_s, memoryview(found))
+        return PartAnswer(number, kind != "ran", time.perf_counter() - began_s, memoryview(found))
 
     def _run(self, content: Buffer) -> tuple[str, bytearray]:
         if self._is_closing:

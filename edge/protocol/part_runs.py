@@ -26,7 +26,7 @@ HELLO = "part"
 _ASKED, _ANSWERED = 2, 4
 
 
-class Answer(NamedTuple):
+class PartAnswer(NamedTuple):
     """What came of one run."""
 
     number: int
@@ -64,7 +64,7 @@ def receive_content(link: Link, nbytes: int) -> memoryview:
     return content.data
 
 
-def answer(link: Link, found: Answer) -> None:
+def answer(link: Link, found: PartAnswer) -> None:
     """Send what came of a run. Raises the errors of `Link.send`."""
     nanoseconds = int(found.computed_s * 1e9)
     head = [found.number, found.failed, len(found.content), nanoseconds]
@@ -73,13 +73,13 @@ def answer(link: Link, found: Answer) -> None:
         link.send(np.frombuffer(found.content, np.uint8))
 
 
-def receive_answer(link: Link, most_bytes: int) -> Answer:
+def receive_answer(link: Link, most_bytes: int) -> PartAnswer:
     """What came of the next run. Raises as `receive_asked`."""
     head = np.zeros(_ANSWERED, np.int64)
     link.receive(head)
     number, failed, nbytes, nanoseconds = map(int, head)
     _check(link, nbytes, most_bytes)
-    return Answer(number, bool(failed), nanoseconds / 1e9, receive_content(link, nbytes))
+    return PartAnswer(number, bool(failed), nanoseconds / 1e9, receive_content(link, nbytes))
 
 
 def _check(link: Link, nbytes: int, most_bytes: int) -> None:

@@ -16,7 +16,7 @@ import edge as edge_package
 from edge.partition import GraphPlan, GraphStage
 from tests.support.processes import ROOT, Daemon, edge, start_together
 from tests.support.slow_cases import shown_in_parts
-from tests.support.small_graphs import KINDS, agree, cnn, computed, early, stateful, written
+from tests.support.small_graphs import KINDS, agree, cnn, computed, early, pixels, stateful, written
 
 KILLED_BEHIND = 20
 INPUTS = 60
@@ -40,6 +40,9 @@ def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.save(tmp_path / "x.npy", KINDS["cnn"][1](0)["x"])
     (tmp_path / "stateful.onnx").write_bytes(stateful().SerializeToString())
     (tmp_path / "early.onnx").write_bytes(early().SerializeToString())
+    (tmp_path / "tiled.onnx").write_bytes(pixels().SerializeToString())
+    picture = np.random.default_rng(0).standard_normal((1, 3, 152, 132), np.float32)
+    np.save(tmp_path / "picture.npy", picture)
     np.save(tmp_path / "rows.npy", np.ones((5, 8), np.float32))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -74,6 +74,25 @@ def cnn(width: int = 8, size: int = 16, depth: int = 3) -> ModelProto:
     return b.model({"x": (FLOAT, ["n", 3, size, size])}, {"y": FLOAT})
 
 
+def pixels(*, is_global: bool = False) -> ModelProto:
+    """Pictures whose sides are multiples of 4: halved twice and doubled again, and the features at
+    a quarter of the size.
+
+    is_global: each pixel depends on all.
+    """
+    b = Builder(5)
+    same = {"pads": [1, 1, 1, 1]}
+    x = b.add("Relu", b.add("Conv", "x", b.weight(4, 3, 3, 3), **same))
+    down = b.add("Conv", x, b.weight(8, 4, 3, 3), strides=[2, 2], **same)
+    down = b.add("MaxPool", down, kernel_shape=[2, 2], strides=[2, 2])
+    if is_global:
+        down = b.add("Sub", down, b.add("GlobalAveragePool", down))
+    b.add("Identity", down, out="features")
+    up = b.add("ConvTranspose", down, b.weight(8, 4, 4, 4), strides=[4, 4])
+    b.add("Mul", b.add("Add", x, up), b.weight(4, 1, 1), out="y")
+    return b.model({"x": (FLOAT, [1, 3, "h", "w"])}, {"y": FLOAT, "features": FLOAT})
+
+
 def encoder(width: int = 16, heads: int = 2, layers: int = 2) -> ModelProto:
     """A transformer encoder over token ids, with shapes computed by nodes."""
     b = Builder(1)

@@ -97,8 +97,15 @@ _exit = click.option(
 )
 
 
+_tiles = click.option(
+    "--tiles",
+    metavar="SIZE,OVERLAP",
+    help="Cut pictures into tiles of SIZE pixels that overlap, over all devices.",
+)
+
+
 def _graph_options(function: F) -> F:
-    more = (_plan_file, _exit, _state, _objective, _inputs, _model)
+    more = (_plan_file, _exit, _state, _tiles, _objective, _inputs, _model)
     for add in (json_option, cluster_options, *more):
         function = add(function)
     return function
@@ -147,6 +154,7 @@ def plan(
     plan_file: Path | None,
     states: tuple[str, ...],
     exits: str | None,
+    tiles: str | None,
     peers: ClusterOptions,
     as_json: bool,
 ) -> None:
@@ -160,6 +168,7 @@ def plan(
             plan=_read_plan(plan_file),
             state=state,
             exit_when=_read_exit(exits),
+            tiles=_read_tiles(tiles),
             plan_only=True,
         )
         found = graph.explain()
@@ -185,6 +194,7 @@ def run(
     plan_file: Path | None,
     states: tuple[str, ...],
     exits: str | None,
+    tiles: str | None,
     peers: ClusterOptions,
     as_json: bool,
     saved: tuple[str, ...],
@@ -207,6 +217,7 @@ def run(
             plan=_read_plan(plan_file),
             state=state,
             exit_when=_read_exit(exits),
+            tiles=_read_tiles(tiles),
         ) as graph:
             for name in set(places) & set(graph.state):
                 raise RequestError(
@@ -252,6 +263,7 @@ def bench(
     plan_file: Path | None,
     states: tuple[str, ...],
     exits: str | None,
+    tiles: str | None,
     peers: ClusterOptions,
     as_json: bool,
     runs: int,
@@ -269,6 +281,7 @@ def bench(
             plan=_read_plan(plan_file),
             state=state,
             exit_when=ends,
+            tiles=_read_tiles(tiles),
         ) as graph:
             rows.append(_measured(graph, given, runs))
             alone = graph.alone
@@ -280,6 +293,7 @@ def bench(
                 plan=alone[0],
                 state=state,
                 exit_when=ends,
+                tiles=_read_tiles(tiles),
             ) as graph:
                 rows.append(_measured(graph, given, runs))
     if as_json:
@@ -371,7 +385,7 @@ def _begun(graph: Graph, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray
 
 
 def _measured(graph: Graph, given: Mapping[str, NDArray[Any]], runs: int) -> dict[str, Any]:
-    inputs = _begun(graph, given)
+    inputs, tiles = _begun(graph, given), graph.tiles
     for _ in range(3):
         graph.run(inputs)
     times = []
@@ -386,9 +400,9 @@ def _measured(graph: Graph, given: Mapping[str, NDArray[Any]], runs: int) -> dic
     return {
         "devices": list(graph.plan.devices),
         "latency_s": statistics.median(times),
-        "predicted_latency_s": graph.estimate.latency_s,
+        "predicted_latency_s": graph.estimate.latency_s if tiles is None else tiles.picture_s,
         "inputs_per_s": runs / stream_s,
-        "predicted_inputs_per_s": graph.estimate.inputs_per_s,
+        "predicted_inputs_per_s": graph.estimate.inputs_per_s / (tiles.count if tiles else 1),
         "plan": graph.plan.to_json(),
     }
 
@@ -409,6 +423,11 @@ def _show_plan(model: Path, found: dict[str, Any]) -> None:
     right = ["copy", "atoms", "computes", "receives", "sends", "memory"]
     console = Console()
     print_table(make_table(found["stages"], columns, title=model.name, right=right), console)
+    if (tiles := found["tiles"]) is not None:
+        click.echo(
+            f"{tiles['count']} tiles of {tiles['size']} pixels: {tiles['picture_s']:.2f} s for the "
+            "picture; for each tile"
+        )
     click.echo(_predicted("predicted", found))
     if found["exit_share"] is not None:
         click.echo(f"{found['exit_share']:.0%} of the inputs end before atom {found['exit_at']}")
@@ -460,6 +479,15 @@ def _read_exit(given: str | None) -> tuple[str, float] | None:
         return output, float(number)
     except ValueError:
         raise click.UsageError(f"{given!r:.80} is not OUTPUT=NUMBER") from None
+
+
+def _read_tiles(given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    if not re.fullmatch(r"\d{1,6},\d{1,6}", given):
+        raise click.UsageError(f"{given!r:.80} is not SIZE,OVERLAP, in pixels")
+    size, overlap = map(int, given.split(","))
+    return size, overlap
 
 
 def _read_plan(path: Path | None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, EdgeError, NetworkError, PeerError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, OnnxFile
-from edge.graphs.parts import TensorKind, cut_part
+from edge.graphs.parts import cut_part
 from edge.graphs.state import zeros
 from edge.host.free_memory import format_size
 from edge.partition import (
@@ -29,7 +29,7 @@ from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress, Progress
 from edge.protocol.part_runs import RUNS_AT_ONCE
 from edge.protocol.peer_info import PeerInfo
-from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, Agreement, compare
+from edge.runs.graphs.agreement import Agreement, compare
 from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.inputs import checked
 from edge.runs.graphs.measured_peers import HELD_BYTES, LEAST_BUFFER_BYTES, MeasuredPeers
@@ -109,16 +109,7 @@ class CutGraph:
     @property
     def window(self) -> int:
         """Inputs that are worth having under way at once."""
-        return max(RUNS_AT_ONCE * len(self.plan.devices), self._held_up)
-
-    @property
-    def _held_up(self) -> int:
-        """Inputs that come to their end while the slowest copy computes one."""
-        copies, interval_s = self.estimate.copies, self.estimate.interval_s
-        if not copies or not interval_s:
-            return 1
-        slowest_s = max(max(each.latency_s, each.interval_s) for each in copies)
-        return min(_LARGEST_WINDOW, math.ceil(slowest_s / interval_s) + len(copies))
+        return _window(self.plan, self.estimate)
 
     def choose(self) -> tuple[GraphPlan, GraphEstimate]:
         """The plan for the devices that are left. Raises CapacityError or PlanError."""
@@ -172,24 +163,14 @@ class CutGraph:
         """
         if self.atoms.is_random:
             return
-        tolerance = _tolerance(self.measured.kinds)
         inputs = checked(self.file.inputs, sample)
         while True:
             opened = await self.current()
             try:
-                found = [
-                    await copy.compute_here(inputs, self._results, None)
-                    for copy in opened.each_copy
-                ]
-                agreements = [
-                    compare(each, self.measured.results, tolerance=tolerance) for each in found
-                ]
-                place, self.agreement = max(
-                    enumerate(agreements), key=lambda each: (not each[1].exact, each[1].difference)
-                )
+                copy, self.agreement = await least_alike(self, opened, inputs)
                 if self.agreement.problem is None:
                     return
-                blamed = await find_wrong(self, opened.each_copy[place], inputs, tolerance)
+                blamed = await find_wrong(self, copy, inputs)
             except DeviceGoneError as gone:
                 await uninterrupted(self.lost(opened, gone))
                 continue
@@ -316,8 +297,19 @@ class CutGraph:
         )
 
 
+async def least_alike(
+    graph: CutGraph, opened: OpenedParts, inputs: Arrays
+) -> tuple[OpenedParts, Agreement]:
+    """The copy whose results differ most from the uncut graph's."""
+    measured, names, compared = graph.measured, [e.name for e in graph.file.outputs], []
+    for copy in opened.each_copy:
+        found = await copy.compute_here(inputs, names, None)
+        compared.append((copy, compare(found, measured.results, tolerance=measured.tolerance)))
+    return max(compared, key=lambda each: (not each[1].exact, each[1].difference))
+
+
 async def find_wrong(
-    graph: CutGraph, opened: OpenedParts, sample: Arrays, tolerance: float
+    graph: CutGraph, opened: OpenedParts, sample: Arrays
 ) -> tuple[PeerInfo, str] | None:
     """The first device of a copy whose part the trusted device computes otherwise."""
     measured, trusted = graph.measured, graph.measured.trusted
@@ -330,11 +322,32 @@ async def find_wrong(
                 expected = await other.run(known)
             finally:
                 await other.aclose()
-            agreement = compare(found, expected, tolerance=tolerance)
+            agreement = compare(found, expected, tolerance=measured.tolerance)
             if agreement.problem is not None:
                 return remote.peer, agreement.problem
         known |= found
     return None
+
+
+async def measured_graph(
+    file: OnnxFile,
+    peers: Sequence[PeerInfo],
+    sample: Arrays,
+    options: GraphOptions,
+    on_progress: OnProgress,
+) -> CutGraph:
+    """Measure a graph with a complete sample. Opens nothing."""
+    exits = options.exit_when
+    atoms = await run_blocking(lambda: Atoms(file, None if exits is None else exits.output))
+    measured = MeasuredPeers(file, atoms, peers, on_progress, options)
+    await measured.measure(checked(file.inputs, sample))
+    if atoms.exit_at is not None and atoms.exit_at not in measured.facts().cuts:
+        raise RequestError(
+            f"the graph cannot be cut behind {exits.output if exits else None!r:.80}, so no input "
+            "can end there",
+            remedy="load it without exit_when",
+        )
+    return CutGraph(file, atoms, options, measured, on_progress)
 
 
 async def load_cut_graph(
@@ -351,21 +364,11 @@ async def load_cut_graph(
     plan_only: nothing is opened behind the measurement. Raises the errors of `CutGraph`; nothing is
     left on the peers then.
     """
-    exits = options.exit_when
-    atoms = await run_blocking(lambda: Atoms(file, None if exits is None else exits.output))
-    measured = MeasuredPeers(file, atoms, peers, on_progress, options)
-    graph = CutGraph(file, atoms, options, measured, on_progress)
     states = [each for each in file.inputs if each.name in options.state.values()]
     missing = [each for each in states if each.name not in sample]
     sample = {**zeros(missing, file.inputs, sample, {}), **sample}
+    graph = await measured_graph(file, peers, sample, options, on_progress)
     try:
-        await measured.measure(checked(file.inputs, sample), options.run_limit_s)
-        if atoms.exit_at is not None and atoms.exit_at not in measured.facts().cuts:
-            raise RequestError(
-                f"the graph cannot be cut behind {exits.output if exits else None!r:.80}, so no "
-                "input can end there",
-                remedy="load it without exit_when",
-            )
         if plan_only:
             await graph.only_plan()
         else:
@@ -377,9 +380,14 @@ async def load_cut_graph(
     return graph
 
 
-def _tolerance(kinds: Mapping[str, TensorKind]) -> float:
-    halves = any(kind.dtype == "float16" for kind in kinds.values())
-    return HALF_TOLERANCE if halves else TOLERANCE
+def _window(plan: GraphPlan, estimate: GraphEstimate) -> int:
+    """See `CutGraph.window`: so many that no device waits while the slowest copy computes one."""
+    usual = RUNS_AT_ONCE * len(plan.devices)
+    if not estimate.copies or not estimate.interval_s:
+        return usual
+    slowest_s = max(max(each.latency_s, each.interval_s) for each in estimate.copies)
+    held_up = math.ceil(slowest_s / estimate.interval_s) + len(estimate.copies)
+    return max(usual, min(_LARGEST_WINDOW, held_up))
 
 
 def _no_room(facts: GraphFacts) -> CapacityError:

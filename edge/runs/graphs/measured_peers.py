@@ -15,6 +15,7 @@ from edge.progress import OnProgress
 from edge.protocol.graph_frames import PACKED, PROCESS_BYTES
 from edge.protocol.part_runs import RUNS_AT_ONCE
 from edge.protocol.peer_info import PeerInfo
+from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE
 from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.measuring import (
     TENSORS_AT_ONCE,
@@ -76,12 +77,32 @@ class MeasuredPeers:
         return self._first.results
 
     @property
+    def tolerance(self) -> float:
+        """By how much results may differ; see `compare`."""
+        halves = any(kind.dtype == "float16" for kind in self.kinds.values())
+        return HALF_TOLERANCE if halves else TOLERANCE
+
+    @property
     def kinds(self) -> Mapping[str, TensorKind]:
         """The kinds of all tensors."""
         assert self._first is not None, "measured"
         return self._first.kinds
 
-    async def measure(self, sample: Arrays, run_limit_s: float) -> None:
+    async def computed(self, inputs: Arrays) -> Arrays:
+        """Outputs of the uncut graph for other inputs. Raises the errors of `measure_graph`."""
+        found = await measure_graph(
+            self._file,
+            self._atoms,
+            self.trusted,
+            inputs,
+            known=self._first,
+            run_limit_s=self._options.run_limit_s,
+            on_progress=self._on_progress,
+            runs=1,
+        )
+        return found.results
+
+    async def measure(self, sample: Arrays) -> None:
         """Measure the graph on every peer. Peers of one machine with one setup share times."""
         shared: dict[tuple[str | None, str], MeasuredGraph] = {}
         for peer in sorted(self._peers.values(), key=room_bytes, reverse=True):
@@ -94,7 +115,7 @@ class MeasuredPeers:
                         peer,
                         sample,
                         known=self._first,
-                        run_limit_s=run_limit_s,
+                        run_limit_s=self._options.run_limit_s,
                         on_progress=self._on_progress,
                     )
                 except DeviceGoneError:

@@ -130,11 +130,12 @@ async def measure_graph(
     known: MeasuredGraph | None,
     run_limit_s: float,
     on_progress: OnProgress,
+    runs: int = 1 + _RUNS,
 ) -> MeasuredGraph:
     """Run the sample on the peer, timed node by node.
 
-    known: what another peer has shown; then only times are new. Raises CapacityError if one atom
-    alone has no room, and the errors of `RemotePart`.
+    known: what another peer has shown; then only times and results are new. Raises CapacityError if
+    one atom alone has no room, and the errors of `RemotePart`.
     """
     kinds = dict(
         known.kinds if known else {name: _kind_of(array) for name, array in sample.items()}
@@ -154,7 +155,7 @@ async def measure_graph(
             seen, types = await timing.run(tensors, plain=True, runs=1)
             _see_kinds(file, seen, types, kinds, node_bytes, peer)
             kinds |= {name: _kind_of(tensors[name]) for name in part.outputs}
-        timed, _types = await timing.run(tensors, plain=False, runs=1 + _RUNS)
+        timed, _types = await timing.run(tensors, plain=False, runs=runs)
         _add_times(atoms, section, timed, seconds, peer)
     results = {each.name: tensors[each.name] for each in file.outputs}
     return MeasuredGraph(

@@ -51,8 +51,8 @@ class OpenedParts:
     async def compute(
         self, arrays: Arrays, results: Sequence[str], exit_when: EarlyExit | None
     ) -> dict[str, NDArray[Any]]:
-        """The results, each stage as soon as its tensors are there, of the copy that is predicted to
-        give them first. If the input ends early, those that are there by then."""
+        """The results of the copy that is predicted to give them first, each stage as soon as its
+        tensors are there. If the input ends early, those that are there by then."""
         copy = min(self.each_copy, key=OpenedParts._next_s)
         return await copy.compute_here(arrays, results, exit_when)
 

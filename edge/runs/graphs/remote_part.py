@@ -38,7 +38,7 @@ from edge.protocol.part_runs import (
     HELLO,
     RUNS_AT_ONCE,
     STILL_HERE,
-    Answer,
+    PartAnswer,
     ask,
     receive_answer,
 )
@@ -106,7 +106,7 @@ class RemotePart:
         self._numbers = itertools.count()
         self._turns = asyncio.Semaphore(RUNS_AT_ONCE)
         self._sending = asyncio.Lock()
-        self._asked_runs: dict[int, asyncio.Future[Answer]] = {}
+        self._asked_runs: dict[int, asyncio.Future[PartAnswer]] = {}
         self._loss: EdgeError | None = None
         self._dropped: list[str] = []
         self._loop = asyncio.get_running_loop()
@@ -270,7 +270,7 @@ class RemotePart:
                 failure = map_transport_error(error, self.peer.name)
                 self._loop.call_soon_threadsafe(self._lose, failure)
 
-    def _take(self, answer: Answer) -> None:
+    def _take(self, answer: PartAnswer) -> None:
         future = self._asked_runs.pop(answer.number, None)
         if future is not None:
             self._turns.release()
@@ -298,7 +298,7 @@ class RemotePart:
                 if not self._asked_runs:
                     ask(self._link, STILL_HERE, b"")
 
-    def _results(self, answer: Answer, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
+    def _results(self, answer: PartAnswer, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
         self.computed_s = [*self.computed_s[-99:], answer.computed_s]
         if answer.failed:
             cause = str(answer.content, "utf-8", "replace")

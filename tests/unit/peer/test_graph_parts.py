@@ -22,7 +22,7 @@ from edge.offload import ManifestBuilder
 from edge.progress import ignore_progress
 from edge.protocol.client import PeerClient
 from edge.protocol.graph_frames import ClosePart, OpenPart
-from edge.protocol.part_runs import HELLO, STILL_HERE, Answer, ask, receive_answer
+from edge.protocol.part_runs import HELLO, STILL_HERE, PartAnswer, ask, receive_answer
 from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.runs.shipping import ShardShipment, ship
 from edge.transport import Link, PeerLostError
@@ -105,7 +105,7 @@ def talk_about(part: GraphPart, folder: Path, talk: Callable[[Talk], Any]) -> No
     asyncio.run(main())
 
 
-def asked(link: Link, *blobs: bytes) -> list[Answer]:
+def asked(link: Link, *blobs: bytes) -> list[PartAnswer]:
     """The answers to runs that are all asked before the first answer is read."""
     for number, blob in enumerate(blobs):
         ask(link, number, blob)
@@ -151,7 +151,7 @@ def test_inputs_and_results_have_what_is_reserved(tmp_path: Path) -> None:
         await peer.open()
         link = await peer.link()
 
-        def runs() -> list[Answer]:
+        def runs() -> list[PartAnswer]:
             found = []
             for number, blob in enumerate((large, too_large, large)):
                 ask(link, number, blob)

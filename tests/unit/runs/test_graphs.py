@@ -18,6 +18,7 @@ from edge.api.graph import AsyncGraph, GraphAsked, asked_plan
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.graphs.tiles import TileSize
 from edge.partition import GraphChoice, GraphPlan, GraphStage, estimate_graph
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import PeerInfo, describe_peer
@@ -27,6 +28,7 @@ from edge.runs.graphs.cut_graph import CutGraph, load_cut_graph
 from edge.runs.graphs.graph_options import EarlyExit, GraphOptions
 from edge.runs.graphs.inputs import checked, made_up_sample
 from edge.runs.graphs.remote_part import DeviceGoneError, RemotePart, same
+from edge.runs.graphs.tiled_graph import load_tiled_graph
 from tests.support.null_peers import null_peers
 from tests.support.slow_cases import shown_in_parts
 from tests.support.small_graphs import (
@@ -40,6 +42,7 @@ from tests.support.small_graphs import (
     computed,
     early,
     encoder,
+    pixels,
     seen_kinds,
     written,
 )
@@ -187,6 +190,45 @@ def test_copies_share_a_stream_and_one_is_lost(
                 assert isinstance(results, dict)
                 agree(results, computed(cnn(), each))
             await graph.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_large_picture_is_computed_in_tiles(tmp_path: Path) -> None:
+    path = written(pixels(), tmp_path)
+    random = np.random.default_rng(0)
+
+    def picture(height: int, width: int) -> dict[str, NDArray[Any]]:
+        return {"x": random.standard_normal((1, 3, height, width), np.float32)}
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            options, sample = GraphOptions(objective="throughput"), picture(160, 200)
+            arguments = peers, sample, options, ignore_progress
+            tiled = await load_tiled_graph(open_onnx(path), *arguments, TileSize(64, 16))
+            graph = AsyncGraph(tiled)
+            assert graph.tiles is not None
+            assert (graph.tiles.step, graph.tiles.count) == (4, 12)
+            assert set(graph.plan.devices) == {"null-0", "null-1"}
+            for size in ((160, 200), (40, 300), (164, 132)):
+                inputs = picture(*size)
+                agree(await graph.run(inputs), computed(pixels(), inputs))
+            found = [each async for each in graph.stream(picture(88, 92) for _ in range(3))]
+            assert [each["y"].shape for each in found if isinstance(each, dict)] == [
+                (1, 4, 88, 92)
+            ] * 3
+            await graph.aclose()
+            with pytest.raises(RequestError, match="'y' differs"):
+                await load_tiled_graph(open_onnx(path), *arguments, TileSize(64, 0))
+            with pytest.raises(RequestError, match="shows nothing of tiles of 192"):
+                await load_tiled_graph(open_onnx(path), *arguments, TileSize(192, 16))
+            other = open_onnx(written(pixels(is_global=True), tmp_path))
+            with pytest.raises(RequestError, match="looks at the whole picture"):
+                await load_tiled_graph(other, *arguments, TileSize(64, 16))
+            with pytest.raises(RequestError, match="no input of the graph is a picture"):
+                await load_tiled_graph(
+                    open_onnx(written(early(), tmp_path)), *arguments, TileSize(64, 16)
+                )
 
     asyncio.run(main())
 
