@@ -14,8 +14,9 @@ def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
     A stage begins once its device is free and its inputs have come; it costs its device's latency
     and its tensors in both directions. With many inputs under way, a device computes one while
     tensors of others come and go: its interval is the longest of the three. Stages behind the place
-    where inputs end early count by the share of inputs that go on. Copies add their rates, as far as
-    the coordinator can send and receive at once; a lone input takes the one with the least latency.
+    where inputs end early count by the share of inputs that go on. Copies add their rates, as far
+    as the coordinator can send and receive at once; a lone input takes the one with the least
+    latency.
     """
     if plan.copies:
         copies = tuple(estimate_graph(facts, each) for each in plan.each_copy)
@@ -60,7 +61,7 @@ def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
                 compute_s=compute_s,
                 receive_s=receive_s,
                 send_s=send_s,
-                memory_bytes=sum(facts.atoms[number].memory_bytes for number in stage.atoms),
+                memory_bytes=facts.memory(stage.atoms),
             )
         )
     return GraphEstimate(

@@ -25,7 +25,9 @@ class AtomFacts:
     outputs: tuple[str, ...]
     """Tensors that others use."""
     memory_bytes: int
-    """Memory of its weights and tensors on a device."""
+    """Memory of its weights, and of tensors that stay, on a device."""
+    live_bytes: int = 0
+    """Memory of the tensors that are there while it is computed. Atoms of a stage take turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,11 @@ class GraphFacts:
     """The share of inputs that end there."""
     may_copy: bool = True
     """Whether inputs of a stream may go to several copies of the graph: they share no state."""
+
+    def memory(self, atoms: range) -> int:
+        """Bytes of memory of a stage."""
+        live = max((self.atoms[number].live_bytes for number in atoms), default=0)
+        return live + sum(self.atoms[number].memory_bytes for number in atoms)
 
     def weight(self, atoms: range) -> float:
         """The share of inputs for which a stage is computed."""
@@ -149,7 +156,7 @@ class GraphPlan:
                 problems.append(f"There is no device {name!r:.80}.")
             elif not problems:
                 own = [stage for stage in self.stages if stage.device == name]
-                needed = sum(facts.atoms[n].memory_bytes for stage in own for n in stage.atoms)
+                needed = sum(facts.memory(stage.atoms) for stage in own)
                 needed += (len(own) - 1) * names[name].part_bytes
                 if needed > names[name].memory_bytes:
                     problems.append(

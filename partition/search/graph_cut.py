@@ -6,8 +6,8 @@ a device computes a stem, then one of two runs that do not need each other while
 computes the other, then the rest. Devices stay out where that takes less.
 
 For throughput, several devices may have a copy of the graph each, or a chain of them one. The best
-division of devices among copies is exact for chains of the fastest devices (dynamic programming over
-sets of devices); further devices have a copy alone.
+division of devices among copies is exact for chains of the fastest devices (dynamic programming
+over sets of devices); further devices have a copy alone.
 
 Where inputs may end early, every plan is cut, a device may also have both halves, and forks are not
 looked for.
@@ -143,8 +143,8 @@ def crossing_bytes(facts: GraphFacts) -> list[int]:
 
 
 def best_chains(facts: GraphFacts, objective: Objective) -> dict[frozenset[str], GraphPlan]:
-    """For each set of devices that fits, the chain of all of them whose sum of stage times, or whose
-    slowest stage, is least."""
+    """For each set of devices that fits, the chain of all of them whose sum of stage times, or
+    whose slowest stage, is least."""
     places = [0, *candidate_cuts(facts, MOST_CUTS), len(facts.atoms)]
     devices = _fastest(facts)
     costs = _StageCosts(facts, places)
@@ -175,8 +175,8 @@ def best_chains(facts: GraphFacts, objective: Objective) -> dict[frozenset[str],
                     if key not in best or value < best[key][0]:
                         best[key] = value, (begin, used, index)
     found = {}
-    for key in [each for each in best if each[0] == len(places) - 1]:
-        stages: list[GraphStage] = []
+    for last in [each for each in best if each[0] == len(places) - 1]:
+        key, stages = last, list[GraphStage]()
         while (back := best[key][1]) is not None:
             begin, used, index = back
             atoms = range(places[begin], places[key[0]])
@@ -212,9 +212,11 @@ def forks(facts: GraphFacts) -> Iterator[tuple[GraphPlan, float]]:
     costs = _StageCosts(facts, places)
     memory = {device.name: device.memory_bytes for device in facts.devices}
     further = {device.name: device.part_bytes for device in facts.devices}
-    held = [0]
-    for atom in facts.atoms:
-        held.append(held[-1] + atom.memory_bytes)
+    count = len(facts.atoms)
+
+    @cache
+    def held(start: int, stop: int) -> int:
+        return facts.memory(range(start, stop))
 
     @cache
     def latest_needs(middle: int) -> list[int]:
@@ -237,9 +239,9 @@ def forks(facts: GraphFacts) -> Iterator[tuple[GraphPlan, float]]:
                     first, second = names[one], names[two]
                     for away in range(2):  # which of the two runs the second device has
                         start, stop = inner[away]
-                        there = held[stop] - held[start]
-                        parts = (begin > 0) + (end < len(facts.atoms))
-                        here = held[-1] - there + parts * further[first]
+                        there, parts = held(start, stop), (begin > 0) + (end < count)
+                        here = held(*inner[1 - away]) + parts * further[first]
+                        here += held(0, begin) + held(end, count)
                         if there > memory[second] or here > memory[first]:
                             continue
                         runs = [
@@ -270,10 +272,10 @@ def _two_halves(facts: GraphFacts) -> list[GraphPlan]:
         return []
     memory = {device.name: device.memory_bytes for device in facts.devices}
     further = {device.name: device.part_bytes for device in facts.devices}
-    needed = [atom.memory_bytes for atom in facts.atoms]
-    halves = sum(needed[: facts.exit_at]), sum(needed[facts.exit_at :])
+    count = len(facts.atoms)
+    halves = facts.memory(range(facts.exit_at)), facts.memory(range(facts.exit_at, count))
     return [
-        _plan([(one, 0, facts.exit_at), (two, facts.exit_at, len(needed))])
+        _plan([(one, 0, facts.exit_at), (two, facts.exit_at, count)])
         for one, two in product(memory, repeat=2)
         if halves[0] + (one == two) * (halves[1] + further[one]) <= memory[one]
         and halves[1] <= memory[two]
@@ -281,10 +283,10 @@ def _two_halves(facts: GraphFacts) -> list[GraphPlan]:
 
 
 def _alone(facts: GraphFacts) -> list[GraphPlan]:
-    needed = sum(atom.memory_bytes for atom in facts.atoms)
-    middle = facts.exit_at or 0
+    count, middle = len(facts.atoms), facts.exit_at or 0
+    needed = facts.memory(range(middle)) + facts.memory(range(middle, count))
     return [
-        _plan([(device.name, 0, middle), (device.name, middle, len(facts.atoms))])
+        _plan([(device.name, 0, middle), (device.name, middle, count)])
         for device in facts.devices
         if needed + device.part_bytes * (middle > 0) <= device.memory_bytes
     ]
@@ -333,9 +335,6 @@ class _StageCosts:
             for each in device.seconds:
                 total.append(total[-1] + each)
             self._seconds.append(total)
-        self._memory = [0]
-        for atom in facts.atoms:
-            self._memory.append(self._memory[-1] + atom.memory_bytes)
         self._borders = self._all_borders()
 
     def compute(self, device: int, begin: int, end: int) -> float:
@@ -353,10 +352,9 @@ class _StageCosts:
 
     def border(self, begin: int, end: int) -> tuple[int, int, int]:
         """Bytes received, bytes sent, bytes of memory."""
-        memory = self._memory[self._places[end]] - self._memory[self._places[begin]]
-        return *self._borders[begin, end], memory
+        return self._borders[begin, end]
 
-    def _all_borders(self) -> dict[tuple[int, int], tuple[int, int]]:
+    def _all_borders(self) -> dict[tuple[int, int], tuple[int, int, int]]:
         """For each begin, grow the run by one place after the other."""
         facts, found = self._facts, {}
         last = _last_uses(facts)
@@ -365,7 +363,7 @@ class _StageCosts:
         for name, number in last.items():
             ending.setdefault(number, []).append(name)
         for begin, start in enumerate(self._places[:-1]):
-            received, sent, seen = 0, 0, set[str]()
+            received, sent, memory, live, seen = 0, 0, 0, 0, set[str]()
             place = begin + 1
             for number in range(start, len(facts.atoms)):
                 atom = facts.atoms[number]
@@ -379,7 +377,8 @@ class _StageCosts:
                 for name in ending.get(number, ()):  # nobody behind this atom needs them
                     if makers.get(name, -1) >= start:
                         sent -= facts.tensor_bytes[name]
+                memory, live = memory + atom.memory_bytes, max(live, atom.live_bytes)
                 if number + 1 == self._places[place]:
-                    found[begin, place] = received, sent
+                    found[begin, place] = received, sent, memory + live
                     place += 1
         return found

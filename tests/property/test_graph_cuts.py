@@ -44,7 +44,12 @@ def random_facts(draw: st.DrawFn) -> GraphFacts:
         inputs = draw(st.lists(known, min_size=1, max_size=3, unique=True))
         outputs = tuple(f"{number}.{place}" for place in range(draw(st.integers(1, 2))))
         atoms.append(
-            AtomFacts(inputs=tuple(inputs), outputs=outputs, memory_bytes=draw(st.integers(1, 5)))
+            AtomFacts(
+                inputs=tuple(inputs),
+                outputs=outputs,
+                memory_bytes=draw(st.integers(1, 5)),
+                live_bytes=draw(st.integers(0, 4)),
+            )
         )
         tensors |= {name: draw(small) for name in outputs}
     used = {name for atom in atoms for name in atom.inputs}

@@ -279,7 +279,7 @@ class CutGraph:
     async def open_stage(self, stage: GraphStage, peer: PeerInfo) -> RemotePart:
         kinds = self.measured.kinds
         part = await run_blocking(lambda: cut_part(self.file, self.atoms, stage.atoms, kinds))
-        held = sum(self.measured.tensor_bytes(number) for number in stage.atoms)
+        held = self.measured.buffer_bytes(stage.atoms)
         came, gone = (
             sum(kinds[name].nbytes for name in names if name in kinds)
             for names in (part.inputs, part.outputs)
@@ -289,7 +289,7 @@ class CutGraph:
             peer,
             terms=PartTerms(
                 model=self.file.path.name,
-                buffer_bytes=max(LEAST_BUFFER_BYTES, held + came),
+                buffer_bytes=max(LEAST_BUFFER_BYTES, held + came + 2 * gone),
                 held_bytes=HELD_BYTES + (RUNS_AT_ONCE + 1) * (came + gone),
                 run_limit_s=self.options.run_limit_s,
             ),
@@ -391,7 +391,7 @@ def _window(plan: GraphPlan, estimate: GraphEstimate) -> int:
 
 
 def _no_room(facts: GraphFacts) -> CapacityError:
-    needed = sum(atom.memory_bytes for atom in facts.atoms)
+    needed = facts.memory(range(len(facts.atoms)))
     had = ", ".join(f"{each.name} {format_size(each.memory_bytes)}" for each in facts.devices)
     return CapacityError(
         f"the graph needs {format_size(needed)} with its tensors, and these have room: "

@@ -155,25 +155,45 @@ class MeasuredPeers:
         """Use this peer no more."""
         del self._measured[device]
 
-    def tensor_bytes(self, number: int) -> int:
-        """Memory for the tensors of an atom."""
+    def buffer_bytes(self, atoms: Collection[int]) -> int:
+        """Memory for the tensors of a stage, beside those that come and go."""
+        live = self._live_bytes()
+        return max(live[number] for number in atoms) + sum(map(self._kept_bytes, atoms))
+
+    def _kept_bytes(self, number: int) -> int:
+        """Memory for the state that stays with an atom."""
+        names = [name for name in self._atoms[number].outputs if name in self._state]
+        return 2 * self._options.sequences * sum(self._bytes_of(name) for name in names)
+
+    def _live_bytes(self) -> list[int]:
+        """Memory for the tensors that are there while each atom is computed."""
         assert self._first is not None, "measured"
-        atom, kinds = self._atoms[number], self.kinds
-        own = sum(self._first.node_bytes[index] for index in atom.nodes)
-        kept = sum(
-            kinds[name].nbytes for name in atom.outputs if name in self._state and name in kinds
-        )
-        return TENSORS_AT_ONCE * own + 2 * self._options.sequences * kept
+        results = {each.name for each in self._file.outputs}
+        users, count = self._atoms.users, len(self._atoms)
+        last = {name: max(each) for name, each in users.items()} | dict.fromkeys(results, count)
+        made = {name for atom in self._atoms for name in atom.outputs}
+        waiting = sum(self._bytes_of(name) for name in last if name not in made)
+        found = []
+        for number, atom in enumerate(self._atoms):
+            own = sum(self._first.node_bytes[index] for index in atom.nodes)
+            found.append(TENSORS_AT_ONCE * (waiting + own))
+            waiting += sum(self._bytes_of(n) for n in atom.outputs if last.get(n, -1) > number)
+            ended = [name for name in atom.inputs if last[name] == number]
+            waiting -= sum(self._bytes_of(name) for name in ended)
+        return found
+
+    def _bytes_of(self, name: str) -> int:
+        return self.kinds[name].nbytes if name in self.kinds else 0
 
     def facts(self) -> GraphFacts:
         """What a plan follows from, of the peers that are left."""
-        kinds = self.kinds
+        kinds, live = self.kinds, self._live_bytes()
         names = {name for atom in self._atoms for name in (*atom.inputs, *atom.outputs)}
         largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
         states = self._options.held.union(self._state.values())
         closed = closed_places(self._atoms, self._state)
         exits = self._options.exit_when
-        apart = LEAST_BUFFER_BYTES + HELD_BYTES + 2 * (RUNS_AT_ONCE + 1) * largest
+        apart = LEAST_BUFFER_BYTES + HELD_BYTES + (2 * (RUNS_AT_ONCE + 1) + 3) * largest
         apart += PACKED * self._file.graph_bytes
         return GraphFacts(
             atoms=tuple(
@@ -181,7 +201,8 @@ class MeasuredPeers:
                     # State does not come and go: no cut parts its producer from its users.
                     inputs=tuple(name for name in atom.inputs if name not in states),
                     outputs=atom.outputs,
-                    memory_bytes=PACKED * atom.weight_bytes + self.tensor_bytes(number),
+                    memory_bytes=PACKED * atom.weight_bytes + self._kept_bytes(number),
+                    live_bytes=live[number],
                 )
                 for number, atom in enumerate(self._atoms)
             ),

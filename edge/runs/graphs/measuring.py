@@ -36,9 +36,9 @@ from edge.protocol.graph_frames import PACKED, PROCESS_BYTES, PROFILE_BYTES
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.runs.graphs.remote_part import Arrays, DeviceGoneError, PartTerms, RemotePart
 
-TENSORS_AT_ONCE = 3
-"""Times the bytes of all tensors between nodes of a part that are reserved: ONNX Runtime reuses
-memory, and rounds it up."""
+TENSORS_AT_ONCE = 4
+"""Times the bytes of the tensors that are there at one time that are reserved: ONNX Runtime takes
+memory in steps that grow, and lays out the next run in memory of its own."""
 
 MOST_SAMPLE_BUFFER_BYTES = 4 << 30
 
