@@ -5,7 +5,7 @@ device that needs it gets it once. `search/graph_cut.py` finds a good plan.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edge.partition.errors import PlanError
@@ -28,6 +28,8 @@ class AtomFacts:
     """Memory of its weights, and of tensors that stay, on a device."""
     live_bytes: int = 0
     """Memory of the tensors that are there while it is computed. Atoms of a stage take turns."""
+    shared: tuple[str, ...] = ()
+    """Weights that other atoms use, too. A stage has each of them once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,8 @@ class GraphFacts:
     """All that a plan follows from."""
 
     atoms: tuple[AtomFacts, ...]
+    shared_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Memory of each weight that several atoms use."""
     tensor_bytes: Mapping[str, int]
     """Bytes of every tensor between atoms, and of inputs of the graph."""
     results: frozenset[str]
@@ -70,8 +74,11 @@ class GraphFacts:
 
     def memory(self, atoms: range) -> int:
         """Bytes of memory of a stage."""
-        live = max((self.atoms[number].live_bytes for number in atoms), default=0)
-        return live + sum(self.atoms[number].memory_bytes for number in atoms)
+        own = [self.atoms[number] for number in atoms]
+        live = max((atom.live_bytes for atom in own), default=0)
+        shared = {name for atom in own for name in atom.shared}
+        own_bytes = sum(atom.memory_bytes for atom in own)
+        return live + own_bytes + sum(self.shared_bytes[name] for name in shared)
 
     def weight(self, atoms: range) -> float:
         """The share of inputs for which a stage is computed."""

@@ -363,7 +363,7 @@ class _StageCosts:
         for name, number in last.items():
             ending.setdefault(number, []).append(name)
         for begin, start in enumerate(self._places[:-1]):
-            received, sent, memory, live, seen = 0, 0, 0, 0, set[str]()
+            received, sent, memory, live, seen, shared = 0, 0, 0, 0, set[str](), set[str]()
             place = begin + 1
             for number in range(start, len(facts.atoms)):
                 atom = facts.atoms[number]
@@ -378,6 +378,8 @@ class _StageCosts:
                     if makers.get(name, -1) >= start:
                         sent -= facts.tensor_bytes[name]
                 memory, live = memory + atom.memory_bytes, max(live, atom.live_bytes)
+                memory += sum(facts.shared_bytes[n] for n in atom.shared if n not in shared)
+                shared.update(atom.shared)
                 if number + 1 == self._places[place]:
                     found[begin, place] = received, sent, memory + live
                     place += 1

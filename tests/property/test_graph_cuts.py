@@ -49,6 +49,7 @@ def random_facts(draw: st.DrawFn) -> GraphFacts:
                 outputs=outputs,
                 memory_bytes=draw(st.integers(1, 5)),
                 live_bytes=draw(st.integers(0, 4)),
+                shared=tuple(draw(st.sets(st.sampled_from("ab"), max_size=2))),
             )
         )
         tensors |= {name: draw(small) for name in outputs}
@@ -69,6 +70,7 @@ def random_facts(draw: st.DrawFn) -> GraphFacts:
     cuts = tuple(n for n in range(1, count) if draw(st.booleans()) or draw(st.booleans()))
     return GraphFacts(
         atoms=tuple(atoms),
+        shared_bytes={"a": draw(small), "b": draw(small)},
         tensor_bytes=tensors,
         results=frozenset(ends),
         cuts=cuts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from edge.errors import CapacityError
@@ -187,7 +188,9 @@ class MeasuredPeers:
 
     def facts(self) -> GraphFacts:
         """What a plan follows from, of the peers that are left."""
-        kinds, live = self.kinds, self._live_bytes()
+        kinds, live, weight_bytes = self.kinds, self._live_bytes(), self._file.weight_bytes
+        users = Counter(name for atom in self._atoms for name in atom.weights)
+        shared = [tuple(n for n in atom.weights if users[n] > 1) for atom in self._atoms]
         names = {name for atom in self._atoms for name in (*atom.inputs, *atom.outputs)}
         largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
         states = self._options.held.union(self._state.values())
@@ -201,11 +204,17 @@ class MeasuredPeers:
                     # State does not come and go: no cut parts its producer from its users.
                     inputs=tuple(name for name in atom.inputs if name not in states),
                     outputs=atom.outputs,
-                    memory_bytes=PACKED * atom.weight_bytes + self._kept_bytes(number),
+                    memory_bytes=PACKED
+                    * (atom.weight_bytes - sum(map(weight_bytes, shared[number])))
+                    + self._kept_bytes(number),
                     live_bytes=live[number],
+                    shared=shared[number],
                 )
                 for number, atom in enumerate(self._atoms)
             ),
+            shared_bytes={
+                name: PACKED * weight_bytes(name) for name in {n for each in shared for n in each}
+            },
             tensor_bytes={name: kinds[name].nbytes if name in kinds else 0 for name in names},
             results=(frozenset(each.name for each in self._file.outputs) & names)
             - self._state.keys(),
