@@ -11,7 +11,6 @@ from pathlib import Path
 from edge.errors import RequestError
 from edge.host.free_memory import format_size
 from edge.membership.identity import fingerprint
-from edge.protocol.assignment import Assignment
 from edge.protocol.fields import one_line
 from edge.transport import Member
 
@@ -31,28 +30,26 @@ class Audit:
             except OSError as error:
                 raise RequestError(f"--audit {path}: {error.strerror}") from error
 
-    def loaded(self, user: Member | None, assignment: Assignment, num_bytes: int) -> None:
-        """Record that `user` has loaded a shard."""
+    def loaded(self, user: Member | None, key: str, model: str, **facts: object) -> None:
+        """Record that `user` has loaded a shard of a model, or a part of a graph.
+
+        key: names it until `ended`. facts: what else is told, among it its `bytes`.
+        """
         who = "an unknown device (--insecure)"
         if user is not None:
             who = f"{one_line(user.name)} ({fingerprint(user.id)})"
-        model = one_line(assignment.plan.model)
-        facts: dict[str, object] = {
+        facts = {
             "device": None if user is None else user.id,
             "name": None if user is None else one_line(user.name),
-            "session": assignment.session,
-            "model": model,
-            "dtype": assignment.weight_format.name,
-            "stage": assignment.stage,
-            "rank": assignment.rank,
-            "bytes": num_bytes,
+            "model": one_line(model),
+            **facts,
         }
-        self._known[assignment.key] = (who, facts)
-        _log.info("%s loaded %s of %s", who, format_size(num_bytes), model)
+        self._known[key] = (who, facts)
+        _log.info("%s loaded %s of %s", who, format_size(int(str(facts["bytes"]))), facts["model"])
         self._write("loaded", facts)
 
     def ended(self, key: str) -> None:
-        """Record that a shard was unloaded. Unknown keys are ignored."""
+        """Record that it was unloaded. Unknown keys are ignored."""
         if key in self._known:
             who, facts = self._known.pop(key)
             _log.info("%s ended %s", who, facts["model"])

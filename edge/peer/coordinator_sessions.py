@@ -283,7 +283,16 @@ class CoordinatorSessions:
                 raise replaced from None
             raise
         if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
-            self._peer.audit.loaded(self._user, assignment, use.total)
+            self._peer.audit.loaded(
+                self._user,
+                assignment.key,
+                assignment.plan.model,
+                session=assignment.session,
+                dtype=assignment.weight_format.name,
+                stage=assignment.stage,
+                rank=assignment.rank,
+                bytes=use.total,
+            )
         return messages.Opened(
             weight_bytes=loaded_bytes,
             rows_agree=hosted.shard.rows_agree,

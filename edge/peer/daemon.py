@@ -18,6 +18,7 @@ from edge import transport
 from edge.errors import NetworkError, ProtocolError, RequestError
 from edge.peer.connection import Connection
 from edge.peer.expulsion_sync import ExpulsionSync
+from edge.peer.hosted_part import use_name
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.protocol.announced_peers import ANNOUNCED
@@ -175,7 +176,7 @@ class PeerDaemon:
             return
         if HELLO in hello:
             session = hello[HELLO]
-            part = self.resources.parts.get(session) if isinstance(session, str) else None
+            part = self.resources.parts.get(use_name(session)) if isinstance(session, str) else None
             if part is None or not part.offer(link, member):
                 link.close()
             return

@@ -10,7 +10,7 @@ from typing import Any
 from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import PeerError, ProtocolError
 from edge.memory.ledger import Use
-from edge.peer.hosted_part import HostedPart
+from edge.peer.hosted_part import GRAPH_DTYPE, HostedPart, use_name
 from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
 from edge.peer.weight_uploads import WeightUploads
@@ -59,7 +59,7 @@ class CoordinatorParts:
         shard = self._weights.sealed(call.manifest_digest)
         await run_blocking(lambda: shard.note(call.model))
         use = part_use(shard.manifest.total_bytes, call)
-        name = _use_name(call.session)
+        name = use_name(call.session)
         self._opening.add(call.session)
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -80,7 +80,17 @@ class CoordinatorParts:
                 stack.pop_all()
         finally:
             self._opening.discard(call.session)
-        self._parts[call.session] = self._peer.parts[call.session] = part
+        self._parts[call.session] = self._peer.parts[name] = part
+        self._peer.audit.loaded(
+            self._user,
+            name,
+            call.model,
+            session=call.session,
+            dtype=GRAPH_DTYPE,
+            stage=call.stage,
+            rank=0,
+            bytes=use.total,
+        )
         return frames.PartOpened(threads=self._peer.settings.threads)
 
     async def _profile(self, call: frames.ProfilePart) -> frames.PartProfile:
@@ -100,11 +110,12 @@ class CoordinatorParts:
         part = self._parts.pop(session, None)
         if part is None:
             return
-        del self._peer.parts[session]
+        del self._peer.parts[use_name(session)]
+        self._peer.audit.ended(use_name(session))
         try:
             await part.aclose()
         finally:
-            self._peer.release(_use_name(session))
+            self._peer.release(use_name(session))
             self._shards.give_back()
 
 
@@ -117,7 +128,3 @@ def part_use(weight_bytes: int, call: frames.OpenPart) -> Use:
         + call.held_bytes
         + call.profile * frames.PROFILE_BYTES,
     )
-
-
-def _use_name(session: str) -> str:
-    return f"part {session}"

@@ -35,6 +35,15 @@ _LOOKS, _LONGEST_LOOK_S = 20, 1.0
 """A run that takes too long is seen within this part of its limit, at most so many seconds."""
 
 
+GRAPH_DTYPE = "onnx"
+"""Told of a part where models tell the format of their weights."""
+
+
+def use_name(session: str) -> str:
+    """The name of a part among what takes memory here."""
+    return f"part {session}"
+
+
 class HostedPart:
     """A part that is open here. Its runs are computed one after the other."""
 

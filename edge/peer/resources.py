@@ -47,7 +47,7 @@ from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
 from edge.peer.fair_lock import FairLock
-from edge.peer.hosted_part import HostedPart
+from edge.peer.hosted_part import GRAPH_DTYPE, HostedPart
 from edge.peer.hosted_shard import HostedShard
 from edge.peer.leases import Leases
 from edge.peer.parked_programs import ParkedKey, ParkedPrograms
@@ -121,7 +121,7 @@ class PeerResources:
         self.sessions: dict[str, HostedShard] = {}
         """Sessions by the keys of their assignments."""
         self.parts: dict[str, HostedPart] = {}
-        """Open parts of graphs by their sessions."""
+        """Open parts of graphs by their `use_name`."""
         self.leaving = asyncio.Event()
         """Set when the user stops the daemon: no new session begins."""
         self.measurement = FairLock()
@@ -571,6 +571,24 @@ class PeerResources:
                 slower=hosted.shard.slower(within_s=_PACE_HOLDS_S),
             )
             for name, hosted in self.sessions.items()
+        ) + tuple(
+            HostedModel(
+                name=part.call.model,
+                dtype=GRAPH_DTYPE,
+                stage=part.call.stage,
+                rank=0,
+                sums="none",
+                bytes=uses[name].model_bytes,
+                buffer_bytes=uses[name].buffer_bytes,
+                streamed_bytes=0,
+                host_bytes=0,
+                kv_bytes=0,
+                kv_host_bytes=0,
+                kv_disk_bytes=0,
+                user=_in_words(self._users.get(name)),
+            )
+            for name, part in self.parts.items()
+            if name in uses
         )
 
 

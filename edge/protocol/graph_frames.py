@@ -17,6 +17,7 @@ PACKED = 2
 PROCESS_BYTES = 96 << 20
 """What the process of a part takes before it loads anything: Python, numpy and ONNX Runtime. 70 MiB
 were measured."""
+MOST_STAGES = 4096
 PROFILE_BYTES = 16 << 20
 """What the times of nodes take."""
 _Bytes = Annotated[int, Meta(ge=0, le=1 << 42)]
@@ -43,6 +44,8 @@ class OpenPart(Call[PartOpened]):
     session: _Session
     model: Annotated[str, Meta(min_length=1, max_length=200)]
     """The name of the graph's file, for people."""
+    stage: Annotated[int, Meta(ge=0, lt=MOST_STAGES)] = 0
+    """Its place in the plan, for people."""
     manifest_digest: str
     buffer_bytes: _Bytes
     """Memory of the part's process for tensors, beside the weights."""

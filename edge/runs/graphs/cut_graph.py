@@ -265,7 +265,7 @@ class CutGraph:
                 )
                 peer = self.measured.named(stage.device)
                 try:
-                    copy.parts.append(await self.open_stage(stage, peer))
+                    copy.parts.append(await self.open_stage(stage, peer, number))
                 except (CapacityError, PeerError) as error:
                     # Others may do without this device, but the user's plan does not.
                     if plan == self.options.plan:
@@ -276,7 +276,7 @@ class CutGraph:
             raise
         return first
 
-    async def open_stage(self, stage: GraphStage, peer: PeerInfo) -> RemotePart:
+    async def open_stage(self, stage: GraphStage, peer: PeerInfo, number: int = 0) -> RemotePart:
         kinds = self.measured.kinds
         part = await run_blocking(lambda: cut_part(self.file, self.atoms, stage.atoms, kinds))
         held = self.measured.buffer_bytes(stage.atoms)
@@ -289,6 +289,7 @@ class CutGraph:
             peer,
             terms=PartTerms(
                 model=self.file.path.name,
+                stage=number,
                 buffer_bytes=max(LEAST_BUFFER_BYTES, held + came + 2 * gone),
                 held_bytes=HELD_BYTES + (RUNS_AT_ONCE + 1) * (came + gone),
                 run_limit_s=self.options.run_limit_s,

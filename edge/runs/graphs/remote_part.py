@@ -76,6 +76,7 @@ class PartTerms:
     """How a part is opened; see `OpenPart`."""
 
     model: str
+    stage: int = 0
     buffer_bytes: int
     held_bytes: int
     run_limit_s: float
@@ -141,6 +142,7 @@ class RemotePart:
                     session=session,
                     manifest_digest=part.manifest.digest,
                     model=terms.model[:200] or "graph",
+                    stage=terms.stage,
                     buffer_bytes=terms.buffer_bytes,
                     held_bytes=terms.held_bytes,
                     run_limit_s=terms.run_limit_s,

@@ -64,7 +64,7 @@ class Talk:
 
     def __init__(self, peer: PeerInfo, client: PeerClient, digest: str) -> None:
         self.client, self.session = client, uuid.uuid4().hex
-        self._peer, self._digest = peer, digest
+        self.peer, self._digest = peer, digest
 
     async def open(self, **changes: Any) -> None:
         await self.client.call(
@@ -82,7 +82,7 @@ class Talk:
         )
 
     async def link(self, session: str | None = None) -> Link:
-        return await self._peer.connect_link({HELLO: session or self.session})
+        return await self.peer.connect_link({HELLO: session or self.session})
 
     async def refused(self, work: Any, kind: type[EdgeError], said: str) -> None:
         with pytest.raises(kind, match=said):
@@ -112,7 +112,10 @@ def asked(link: Link, *blobs: bytes) -> list[PartAnswer]:
     return [receive_answer(link, HELD_BYTES) for _ in blobs]
 
 
-def test_wrong_calls_are_refused_and_right_ones_go_on(tmp_path: Path) -> None:
+def test_wrong_calls_are_refused_and_right_ones_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="edge.peer.audit")
     good = pack({"x": np.arange(5, dtype=np.uint8)})
 
     async def talk(peer: Talk) -> None:
@@ -123,6 +126,9 @@ def test_wrong_calls_are_refused_and_right_ones_go_on(tmp_path: Path) -> None:
             await run_blocking(lambda: asked(early, good))
         await peer.open()
         await peer.refused(peer.open(), ProtocolError, "open already")
+        (told,) = (await describe_peer(peer.peer.address, None)).models
+        assert (told.name, told.dtype) == ("m", "onnx")
+        assert told.buffer_bytes >= BUFFER_BYTES
         link = await peer.link()
         blobs = [good, b"no tensors at all", pack({"x": np.ones(3, np.float32)}), b"", good]
         found = await run_blocking(lambda: asked(link, *blobs))
@@ -139,6 +145,10 @@ def test_wrong_calls_are_refused_and_right_ones_go_on(tmp_path: Path) -> None:
         await peer.client.call(ClosePart(session=peer.session))
         with pytest.raises(PeerLostError):
             await run_blocking(lambda: asked(link, good))
+        assert not (await describe_peer(peer.peer.address, None)).models
+        lines = [each for each in caplog.messages if "unknown device" in each]
+        assert [each.rsplit(" ", 1)[1] for each in lines] == ["m", "m"]
+        assert ["loaded" in each for each in lines] == [True, False]
 
     talk_about(echo_part(), tmp_path, talk)
 

@@ -276,10 +276,12 @@ def test_a_device_that_lacks_room_or_is_lost_meanwhile_is_left_out(
     monkeypatch.setattr(cut_graph, "choose_graph_plan", always_both)
     path, sample = written(branches(), tmp_path), KINDS["branches"][1](0)
 
-    async def no_room(graph: CutGraph, stage: GraphStage, peer: PeerInfo) -> RemotePart:
+    async def no_room(
+        graph: CutGraph, stage: GraphStage, peer: PeerInfo, number: int
+    ) -> RemotePart:
         if peer.name == "null-1":
             raise CapacityError("null-1 has no room")
-        return await true_open(graph, stage, peer)
+        return await true_open(graph, stage, peer, number)
 
     async def is_lost(graph: CutGraph, *_arguments: Any) -> Any:
         monkeypatch.setattr(cut_graph, "find_wrong", true_find)
