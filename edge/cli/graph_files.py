@@ -15,8 +15,10 @@ from edge.graphs.onnx_file import GraphValue, numpy_type
 from edge.graphs.sound import read_wav
 from edge.offload import read_file
 from edge.pictures.decoder import MOST_FILE_BYTES, PictureDecoder
-from edge.pictures.tiling import WHOLE
+from edge.pictures.tiling import WHOLE, CropTiling, Tiling
 
+_BILINEAR = 2
+"""Pillow's number."""
 _PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 
 
@@ -46,7 +48,7 @@ def read_inputs(
         if path.suffix.lower() == ".wav":
             found[name] = _sound(path, forms[name])
         elif path.suffix.lower() in _PICTURES:
-            found[name] = picture_for(forms[name], _pixels(path), path)
+            found[name] = picture_for(forms[name], _pixels(path, forms[name]), path)
         else:
             found[name] = _array(path)
     return found or None
@@ -74,8 +76,15 @@ def _sound(path: Path, value: GraphValue) -> NDArray[Any]:
     return samples.astype(value.dtype).reshape((1,) * (rank - 1) + (-1,))
 
 
-def _pixels(path: Path) -> NDArray[np.uint8]:
-    decoder = PictureDecoder(WHOLE, 1)
+def _pixels(path: Path, value: GraphValue) -> NDArray[np.uint8]:
+    """The picture [height, width, 3], of the height and width that the input has fixed."""
+    tiling: Tiling = WHOLE
+    axes = (value.shape or ())[-3:]
+    if len(axes) == 3:
+        height, width = axes[1:] if axes[0] in (1, 3) else axes[:2]
+        if isinstance(height, int) and isinstance(width, int):
+            tiling = CropTiling(width=width, height=height, resample=_BILINEAR)
+    decoder = PictureDecoder(tiling, 1)
     try:
         return decoder.pixels(read_file(path, MOST_FILE_BYTES))
     except (OSError, ValueError) as error:

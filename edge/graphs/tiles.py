@@ -146,7 +146,7 @@ def cut(array: NDArray[Any], axes: Axes, rows: slice, columns: slice) -> NDArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiling:
+class TilePlan:
     """How the pictures of one graph are cut, and its results put together."""
 
     tile: TileSize
@@ -170,7 +170,7 @@ class Tiling:
 class TiledPicture:
     """One run's pictures, cut into tiles, and their results as they come."""
 
-    def __init__(self, inputs: Arrays, tiling: Tiling) -> None:
+    def __init__(self, inputs: Arrays, tiling: TilePlan) -> None:
         """Raises RequestError for pictures of unlike sizes."""
         self._inputs, self._tiling = inputs, tiling
         self.size = size_of(inputs, tiling.axes)

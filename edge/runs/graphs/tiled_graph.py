@@ -14,8 +14,8 @@ from edge.graphs.onnx_file import OnnxFile
 from edge.graphs.tiles import (
     Merged,
     TiledPicture,
+    TilePlan,
     TileSize,
-    Tiling,
     cut,
     picture_axes,
     size_of,
@@ -34,7 +34,7 @@ from edge.runs.graphs.remote_part import Arrays
 class TiledGraph:
     """A loaded graph, and how its pictures are cut. Made by `load_tiled_graph`."""
 
-    def __init__(self, graph: CutGraph, tiling: Tiling, count: int) -> None:
+    def __init__(self, graph: CutGraph, tiling: TilePlan, count: int) -> None:
         """count: tiles of the sample."""
         self.graph, self.tiling, self.count = graph, tiling, count
 
@@ -49,7 +49,7 @@ class TiledGraph:
         return _makespan(estimate.copies or (estimate,), self.count)
 
 
-async def run_tiles(graph: CutGraph, tiling: Tiling, inputs: Arrays) -> dict[str, NDArray[Any]]:
+async def run_tiles(graph: CutGraph, tiling: TilePlan, inputs: Arrays) -> dict[str, NDArray[Any]]:
     """Compute the tiles of one picture, as many at once as the devices are worth."""
     picture = TiledPicture(inputs, tiling)
     tiles = iter(tiling.tiles(picture.size))
@@ -115,7 +115,7 @@ async def load_tiled_graph(
             name: Merged.seen(name, sizes, (measured.results[name].shape, array.shape))
             for name, array in expected.items()
         }
-        tiling = Tiling(tile=tile, axes=axes, step=step, merged=merged)
+        tiling = TilePlan(tile=tile, axes=axes, step=step, merged=merged)
         count = len(tiling.tiles(size))
         if plan_only:
             await graph.only_plan()

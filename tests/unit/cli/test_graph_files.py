@@ -42,6 +42,9 @@ def test_a_picture_has_the_form_of_its_input(here: Path) -> None:
     first = given("float32", 1, 3, 4, 6)
     assert first.dtype == np.float32
     np.testing.assert_allclose(first[0], PIXELS.transpose(2, 0, 1) / 255, rtol=1e-6)
+    resized = np.asarray(Image.fromarray(PIXELS).resize((8, 2), Image.Resampling.BILINEAR))
+    assert np.array_equal(given("uint8", 1, 2, 8, 3)[0], resized)
+    assert np.array_equal(given("uint8", 3, 2, 8), resized.transpose(2, 0, 1))
     grey = given("uint8", 1, "h", "w")
     assert grey.shape == (1, 4, 6)
     assert grey[0, 0, 0] == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edge.errors import RequestError
 from edge.graphs.onnx_file import GraphValue
-from edge.graphs.tiles import Merged, TiledPicture, TileSize, Tiling, picture_axes, spans, step_of
+from edge.graphs.tiles import Merged, TiledPicture, TilePlan, TileSize, picture_axes, spans, step_of
 
 
 @given(
@@ -55,7 +55,7 @@ def test_a_picture_is_put_together_again(height: int, width: int, scale: Fractio
             return picture[:, :, :: scale.denominator, :: scale.denominator]
         return picture.repeat(scale.numerator, 2).repeat(scale.numerator, 3)
 
-    tiling = Tiling(
+    tiling = TilePlan(
         tile=TileSize(24, 8),
         axes={"x": (2, 3)},
         step=4,
