@@ -42,6 +42,8 @@ class GraphDevice:
     """The time of a stage beside its nodes, while others are under way."""
     bytes_per_s: float
     """The rate of tensors, in each direction."""
+    handling_s_per_byte: float = 0.0
+    """The time for each byte that comes or goes in which it computes nothing else."""
     part_bytes: int = 0
     """Memory of each further part, beside its atoms."""
 
@@ -62,6 +64,8 @@ class GraphFacts:
     """The place behind which an input may end early: before which atom. Every plan is cut there."""
     exit_share: float = 0.0
     """The share of inputs that end there."""
+    at_once: int = 3
+    """Inputs of one stage that are under way at once."""
 
     def weight(self, atoms: range) -> float:
         """The share of inputs for which a stage is computed."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import permutations, product
 
-from edge.partition.cost.graph_estimate import estimate_graph
+from edge.partition.cost.graph_estimate import estimate_graph, intervals
 from edge.partition.plan.graph_plan import (
     GraphEstimate,
     GraphFacts,
@@ -119,11 +119,10 @@ def best_chain(facts: GraphFacts, objective: Objective) -> GraphPlan | None:
                 if memory > device.memory_bytes:
                     continue
                 compute_s = costs.compute(index, begin, end)
-                moved = received / device.bytes_per_s, sent / device.bytes_per_s
                 cost = weight * (
                     costs.total(index, begin, end)
                     if objective == "latency"
-                    else max(device.overhead_s + compute_s, *moved)
+                    else max(intervals(facts, device, compute_s, received, sent))
                 )
                 for used in range(1 << len(devices)):
                     known = best.get((begin, used))

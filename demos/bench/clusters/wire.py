@@ -46,10 +46,12 @@ class Port:
 
 def arrival_s(source: Port, target: Port, size: int, now_s: float) -> float:
     """When the last byte of a packet is at its target, which is busy with it until then."""
-    source.sends_until_s = max(now_s, source.sends_until_s) + size / source.bytes_per_s
+    begins_s = max(now_s, source.sends_until_s)
+    source.sends_until_s = begins_s + size / source.bytes_per_s
     way_s = source.delay_s + target.delay_s
     target.receives_until_s = max(
-        source.sends_until_s + way_s, target.receives_until_s + size / target.bytes_per_s
+        source.sends_until_s + way_s,
+        max(begins_s + way_s, target.receives_until_s) + size / target.bytes_per_s,
     )
     return target.receives_until_s
 

@@ -9,7 +9,7 @@ import asyncio
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,7 +34,13 @@ from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Progress
 from edge.protocol.graph_frames import PACKED, PROCESS_BYTES, PROFILE_BYTES
 from edge.protocol.peer_info import PeerInfo, gather_all
-from edge.runs.graphs.remote_part import Arrays, DeviceGoneError, PartTerms, RemotePart
+from edge.runs.graphs.remote_part import (
+    RUNS_AT_ONCE,
+    Arrays,
+    DeviceGoneError,
+    PartTerms,
+    RemotePart,
+)
 
 TENSORS_AT_ONCE = 3
 """Times the bytes of all tensors between nodes of a part that are reserved: ONNX Runtime reuses
@@ -47,6 +53,9 @@ _RUNS, _MOST_RUN_S = 6, 3.0
 _ECHOES = 9
 _TOGETHER = 30
 _ECHO_BYTES = 1 << 20
+_WAITS_BELOW = 1.5
+"""Runs that are under way together wait for messages if the time of one is below so many times its
+share of the way."""
 
 _MOST_MICROS = 1e12
 _NODE = re.compile(r"edge(\d+)node")
@@ -58,8 +67,10 @@ class WayToPeer:
 
     latency_s: float
     overhead_s: float
-    """Between two runs, with as many under way as a part has."""
+    """What a run takes of the peer beside its nodes, while others are under way."""
     bytes_per_s: float
+    handling_s_per_byte: float
+    """What a byte that comes or goes takes of the process that computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,24 +104,29 @@ async def measure_way(peer: PeerInfo, on_progress: OnProgress) -> WayToPeer:
         on_progress=on_progress,
     )
     try:
-        small = await _times_s(remote, 1)
-        large = await _times_s(remote, _ECHO_BYTES)
+        small, small_s = await _times_s(remote, 1)
+        large, large_s = await _times_s(remote, _ECHO_BYTES)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         tiny = {"x": np.zeros(1, np.uint8)}
         await gather_all(remote.run(tiny) for _ in range(_TOGETHER))
-        overhead_s = (loop.time() - began_s) / _TOGETHER
+        together_s = (loop.time() - began_s) / _TOGETHER
     finally:
         await remote.aclose()
     moved_s = max(min(large) - min(small), 1e-5)  # what else the devices do only adds to it
+    latency_s = statistics.median(small)
+    # On a long way runs wait for messages, during which nodes would be computed.
+    waits = together_s * RUNS_AT_ONCE < _WAITS_BELOW * latency_s
     return WayToPeer(
-        latency_s=statistics.median(small),
-        overhead_s=overhead_s,
+        latency_s=latency_s,
+        overhead_s=small_s if waits else together_s,
         bytes_per_s=2 * _ECHO_BYTES / moved_s,
+        handling_s_per_byte=max(0.0, large_s - small_s) / (2 * _ECHO_BYTES),
     )
 
 
-async def _times_s(remote: RemotePart, nbytes: int) -> list[float]:
+async def _times_s(remote: RemotePart, nbytes: int) -> tuple[list[float], float]:
+    """Seconds of runs, and the median of those by the peer's clock."""
     inputs = {"x": np.zeros(nbytes, np.uint8)}
     await remote.run(inputs)
     loop, times = asyncio.get_running_loop(), []
@@ -118,7 +134,7 @@ async def _times_s(remote: RemotePart, nbytes: int) -> list[float]:
         began_s = loop.time()
         await remote.run(inputs)
         times.append(loop.time() - began_s)
-    return times
+    return times, statistics.median(remote.computed_s[-_ECHOES:])
 
 
 async def measure_graph(
@@ -295,7 +311,8 @@ def _told_kind(told: Any) -> TensorKind | None:
 def _add_times(
     atoms: Atoms, section: range, timed: Sequence[Any], seconds: list[float], peer: PeerInfo
 ) -> None:
-    """Add the median of each node's times to its atom.
+    """Add the median of each node's times to its atom, as a share of what whole runs take: where
+    a device is held up now and then, a pause lies in few nodes of a run, but in most runs.
 
     ONNX Runtime joins nodes. A joined node has the name of one of them, or a name of its own; then
     its time belongs to the atom of the node before.
@@ -310,9 +327,21 @@ def _add_times(
         current = atoms.of_node.get(index, current) if index is not None else current
         of_name.setdefault(name, current)
         runs[name].append(micros / 1e6)
-    for name, each in runs.items():
-        later = each[1:] or each  # the first run is not typical
-        seconds[of_name[name]] += statistics.median(later)
+    later = {name: each[1:] or each for name, each in runs.items()}  # the first is not typical
+    medians = {name: statistics.median(each) for name, each in later.items()}
+    scale = _whole_run_s(later.values()) / (sum(medians.values()) or 1.0)
+    for name, median_s in medians.items():
+        seconds[of_name[name]] += scale * median_s
+
+
+def _whole_run_s(times: Iterable[Sequence[float]]) -> float:
+    """The median of the sums of runs; of nodes that were not in every run, their medians."""
+    listed = list(times)
+    count = max(map(len, listed), default=0)
+    always = [each for each in listed if len(each) == count]
+    others = [statistics.median(each) for each in listed if len(each) < count]
+    sums = [sum(each) for each in zip(*always, strict=True)]
+    return sum(others) + (statistics.median(sums) if sums else 0.0)
 
 
 def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, float, list[Any]]]:

@@ -1,0 +1,94 @@
+"""What is made of the times of nodes, and of the way to a peer."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.graphs.atoms import Atoms
+from edge.graphs.onnx_file import open_onnx
+from edge.progress import ignore_progress
+from edge.runs.graphs import measuring
+from edge.runs.graphs.remote_part import RUNS_AT_ONCE, RemotePart
+from tests.support.passing_time import let_pass
+from tests.support.small_graphs import branches, written
+
+RUNS = 7
+
+
+def times_of(atoms: Atoms, timed: list[Any]) -> list[float]:
+    seconds = [0.0] * len(atoms)
+    measuring._add_times(atoms, range(len(atoms)), timed, seconds, object())  # type: ignore[arg-type]
+    return seconds
+
+
+def test_pauses_in_other_nodes_each_time_are_part_of_a_run(tmp_path: Path) -> None:
+    """A device that gets half of a core: nodes take 100 us, and each run has a pause of 1 ms."""
+    atoms = Atoms(file := open_onnx(written(branches(), tmp_path)))
+    count = len(file.nodes)
+    timed: list[Any] = [
+        [f"edge{index}node", 1100 if (run * 5 + 1) % count == index else 100, []]
+        for run in range(RUNS)
+        for index in range(count)
+    ]
+    seconds = times_of(atoms, timed)
+    assert sum(seconds) == pytest.approx(count * 1e-4 + 1e-3)
+    steady = times_of(atoms, [[name, 100, told] for name, _micros, told in timed])
+    for paused, each in zip(seconds, steady, strict=True):
+        assert paused / sum(seconds) == pytest.approx(each / sum(steady))
+
+
+def test_a_pause_in_one_run_is_none_of_the_others(tmp_path: Path) -> None:
+    atoms = Atoms(file := open_onnx(written(branches(), tmp_path)))
+    timed: list[Any] = [
+        [f"edge{index}node", 9000 if run == 3 else 100, []]
+        for run in range(RUNS)
+        for index in range(len(file.nodes))
+    ]
+    assert sum(times_of(atoms, timed)) == pytest.approx(len(file.nodes) * 1e-4)
+
+
+def test_nodes_that_are_not_in_every_run_count_by_their_median() -> None:
+    assert measuring._whole_run_s([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [4.0]]) == 3.0 + 4.0
+    assert measuring._whole_run_s([]) == 0.0
+
+
+class Echo:
+    """A part that takes so long for each input; `way_s` of it passes for several at once."""
+
+    def __init__(self, way_s: float, computed_s: float) -> None:
+        self._way_s, self._own_s = way_s, computed_s
+        self._under_way = 0
+        self.computed_s: list[float] = []
+
+    async def run(self, inputs: Any) -> None:
+        nbytes = inputs["x"].nbytes
+        computed_s = self._own_s + 1e-9 * nbytes
+        self._under_way += 1
+        await asyncio.sleep(0)  # others may begin
+        share = min(self._under_way, RUNS_AT_ONCE)
+        self._under_way -= 1
+        let_pass(max(self._way_s / share, computed_s if share > 1 else self._way_s + computed_s))
+        self.computed_s.append(computed_s)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("way_s", "computed_s", "overhead_s"), [(0.03, 0.001, 0.001), (0.0005, 0.002, 0.002)]
+)
+def test_what_a_run_takes_of_a_peer_is_without_the_way(
+    way_s: float, computed_s: float, overhead_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def opened(*_given: Any, **_terms: Any) -> Any:
+        return Echo(way_s, computed_s)
+
+    monkeypatch.setattr(RemotePart, "open", opened)
+    way = asyncio.run(measuring.measure_way(object(), ignore_progress))  # type: ignore[arg-type]
+    assert way.latency_s == pytest.approx(way_s + computed_s, rel=0.1)
+    assert way.overhead_s == pytest.approx(overhead_s, rel=0.2)
+    assert way.handling_s_per_byte == pytest.approx(0.5e-9, rel=0.1)
