@@ -79,16 +79,21 @@ class Echo:
 
 
 @pytest.mark.parametrize(
-    ("way_s", "computed_s", "overhead_s"), [(0.03, 0.001, 0.001), (0.0005, 0.002, 0.002)]
+    ("way_s", "computed_s", "overhead_s", "runs"),
+    [(0.03, 0.001, 0.001, 50), (0.0005, 0.002, 0.002, 50), (2.0, 0.001, 0.001, 36)],
 )
 def test_what_a_run_takes_of_a_peer_is_without_the_way(
-    way_s: float, computed_s: float, overhead_s: float, monkeypatch: pytest.MonkeyPatch
+    way_s: float, computed_s: float, overhead_s: float, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And fewer runs are enough where each takes long."""
+    echo = Echo(way_s, computed_s)
+
     async def opened(*_given: Any, **_terms: Any) -> Any:
-        return Echo(way_s, computed_s)
+        return echo
 
     monkeypatch.setattr(RemotePart, "open", opened)
     way = asyncio.run(measuring.measure_way(object(), ignore_progress))  # type: ignore[arg-type]
     assert way.latency_s == pytest.approx(way_s + computed_s, rel=0.1)
     assert way.overhead_s == pytest.approx(overhead_s, rel=0.2)
     assert way.handling_s_per_byte == pytest.approx(0.5e-9, rel=0.1)
+    assert len(echo.computed_s) == runs
