@@ -40,7 +40,7 @@ def _devices(*links: tuple[float | None, float], quotas: Sequence[float] = (1, 1
             name="abc"[number],
             core=int(number > 0),
             quota=quotas[number],
-            memory_bytes=GIB,
+            memory_bytes=3 * GIB,
             bytes_per_s=None if mbit is None else mbit * MBIT,
             delay_s=delay_ms / 1e3,
         )

@@ -9,7 +9,7 @@ from edge.demos.bench.graph_kinds import Kind
 
 _INPUTS_AHEAD = 8
 """Different inputs; as many as there are under way at most."""
-_LEAST, _MOST = 6, 40
+_LEAST, _MOST = 8, 40
 """Results of a stream that are timed."""
 
 
@@ -26,7 +26,7 @@ def latencies_s(graph: edge.Graph, kind: Kind, runs: int) -> list[float]:
 
 def interval_s(graph: edge.Graph, kind: Kind, seconds: float) -> float:
     """Seconds between two results of a stream that takes about so long, once it flows."""
-    ahead = graph.window
+    ahead = graph.window + 2  # the first ones come late
     count = min(_MOST, max(_LEAST, round(seconds / graph.estimate.interval_s)))
     inputs = [kind.inputs(seed) for seed in range(_INPUTS_AHEAD)]
     each_input = (inputs[number % _INPUTS_AHEAD] for number in range(ahead + count))

@@ -60,6 +60,9 @@ share of the way."""
 
 _MOST_MICROS = 1e12
 _NODE = re.compile(r"edge(\d+)node")
+_IN_BLOCKS = "_nchwc"
+"""The end of the names of ONNX Runtime's own nodes for channels in blocks, behind the name of the
+tensor that they give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,7 @@ async def measure_graph(
             _see_kinds(file, seen, types, kinds, node_bytes, peer)
             kinds |= {name: _kind_of(tensors[name]) for name in part.outputs}
         timed, _types = await timing.run(tensors, plain=False, runs=1 + _RUNS)
-        _add_times(atoms, section, timed, seconds, peer)
+        _add_times(file, atoms, section, timed, seconds, peer)
     results = {each.name: tensors[each.name] for each in file.outputs}
     return MeasuredGraph(
         seconds=tuple(seconds), kinds=kinds, node_bytes=tuple(node_bytes), results=results
@@ -281,7 +284,7 @@ def _see_kinds(
     peer: PeerInfo,
 ) -> None:
     """Add the kinds of the tensors that each node gave."""
-    for index, _micros, told in _events(seen, peer):
+    for index, _micros, told in _events(seen, peer, file):
         if index is None or index >= len(file.nodes):
             continue
         outputs = [name for name in file.nodes[index].output if name]
@@ -310,18 +313,23 @@ def _told_kind(told: Any) -> TensorKind | None:
 
 
 def _add_times(
-    atoms: Atoms, section: range, timed: Sequence[Any], seconds: list[float], peer: PeerInfo
+    file: OnnxFile,
+    atoms: Atoms,
+    section: range,
+    timed: Sequence[Any],
+    seconds: list[float],
+    peer: PeerInfo,
 ) -> None:
     """Add the median of each node's times to its atom, as a share of what whole runs take: where
     a device is held up now and then, a pause lies in few nodes of a run, but in most runs.
 
-    ONNX Runtime joins nodes. A joined node has the name of one of them, or a name of its own; then
-    its time belongs to the atom of the node before.
+    ONNX Runtime joins nodes. A joined node has the name of one of them, that of a tensor, or a name
+    of its own; then its time belongs to the atom of the node before.
     """
     runs: dict[str, list[float]] = defaultdict(list)
     of_name: dict[str, int] = {}
     current = section.start
-    for (index, micros, _told), event in zip(_events(timed, peer), timed, strict=True):
+    for (index, micros, _told), event in zip(_events(timed, peer, file), timed, strict=True):
         name = event[0]
         if INSIDE in name:
             continue  # the control flow node has its time
@@ -345,9 +353,12 @@ def _whole_run_s(times: Iterable[Sequence[float]]) -> float:
     return sum(others) + (statistics.median(sums) if sums else 0.0)
 
 
-def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, float, list[Any]]]:
+def _events(
+    events: Sequence[Any], peer: PeerInfo, file: OnnxFile
+) -> list[tuple[int | None, float, list[Any]]]:
     """The index of the node in the file, microseconds and kinds. Raises PeerError for other
     values."""
+    makers = {name: index for index, node in enumerate(file.nodes) for name in node.output if name}
     found = []
     for event in events:
         try:
@@ -355,7 +366,8 @@ def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, flo
             match = _NODE.findall(name)
             if not 0.0 <= (taken := float(micros)) < _MOST_MICROS:
                 raise ValueError(f"{taken} microseconds")
-            found.append((int(match[-1][:9]) if match else None, taken, list(told)))
+            index = int(match[-1][:9]) if match else makers.get(name.removesuffix(_IN_BLOCKS))
+            found.append((index, taken, list(told)))
         except (TypeError, ValueError, OverflowError) as error:
             raise PeerError(peer.name, "sent times of nodes that make no sense") from error
     return found

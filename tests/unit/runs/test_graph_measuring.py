@@ -9,46 +9,68 @@ from typing import Any
 import pytest
 
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import open_onnx
+from edge.graphs.onnx_file import OnnxFile, open_onnx
 from edge.progress import ignore_progress
 from edge.runs.graphs import measuring
 from edge.runs.graphs.remote_part import RUNS_AT_ONCE, RemotePart
 from tests.support.passing_time import let_pass
-from tests.support.small_graphs import branches, written
+from tests.support.small_graphs import branches, cnn, written
 
 RUNS = 7
+PEER: Any = object()
 
 
-def times_of(atoms: Atoms, timed: list[Any]) -> list[float]:
+def times_of(file: OnnxFile, timed: list[Any]) -> list[float]:
+    atoms = Atoms(file)
     seconds = [0.0] * len(atoms)
-    measuring._add_times(atoms, range(len(atoms)), timed, seconds, object())  # type: ignore[arg-type]
+    measuring._add_times(file, atoms, range(len(atoms)), timed, seconds, PEER)
     return seconds
 
 
 def test_pauses_in_other_nodes_each_time_are_part_of_a_run(tmp_path: Path) -> None:
     """A device that gets half of a core: nodes take 100 us, and each run has a pause of 1 ms."""
-    atoms = Atoms(file := open_onnx(written(branches(), tmp_path)))
+    file = open_onnx(written(branches(), tmp_path))
     count = len(file.nodes)
     timed: list[Any] = [
         [f"edge{index}node", 1100 if (run * 5 + 1) % count == index else 100, []]
         for run in range(RUNS)
         for index in range(count)
     ]
-    seconds = times_of(atoms, timed)
+    seconds = times_of(file, timed)
     assert sum(seconds) == pytest.approx(count * 1e-4 + 1e-3)
-    steady = times_of(atoms, [[name, 100, told] for name, _micros, told in timed])
+    steady = times_of(file, [[name, 100, told] for name, _micros, told in timed])
     for paused, each in zip(seconds, steady, strict=True):
         assert paused / sum(seconds) == pytest.approx(each / sum(steady))
 
 
 def test_a_pause_in_one_run_is_none_of_the_others(tmp_path: Path) -> None:
-    atoms = Atoms(file := open_onnx(written(branches(), tmp_path)))
+    file = open_onnx(written(branches(), tmp_path))
     timed: list[Any] = [
         [f"edge{index}node", 9000 if run == 3 else 100, []]
         for run in range(RUNS)
         for index in range(len(file.nodes))
     ]
-    assert sum(times_of(atoms, timed)) == pytest.approx(len(file.nodes) * 1e-4)
+    assert sum(times_of(file, timed)) == pytest.approx(len(file.nodes) * 1e-4)
+
+
+def test_convolutions_in_blocks_are_known_by_their_tensors(tmp_path: Path) -> None:
+    """ONNX Runtime names them so; their times were those of the atom before."""
+    file = open_onnx(written(cnn(), tmp_path))
+    atoms = Atoms(file)
+    convs = [index for index, node in enumerate(file.nodes) if node.op_type == "Conv"]
+    others = [index for index in range(len(file.nodes)) if index not in convs]
+    timed = [
+        [f"{file.nodes[index].output[0]}_nchwc", 1000, []]
+        if index in convs
+        else [f"edge{index}node", 1, []]
+        for _run in range(RUNS)
+        for index in range(len(file.nodes))
+    ]
+    seconds = times_of(file, timed)
+    for number, atom in enumerate(atoms):
+        own = [index in convs for index in atom.nodes]
+        assert seconds[number] == pytest.approx(1e-3 * sum(own) + 1e-6 * own.count(False))
+    assert sum(seconds) == pytest.approx(1e-3 * len(convs) + 1e-6 * len(others))
 
 
 def test_nodes_that_are_not_in_every_run_count_by_their_median() -> None:
@@ -92,7 +114,7 @@ def test_what_a_run_takes_of_a_peer_is_without_the_way(
         return echo
 
     monkeypatch.setattr(RemotePart, "open", opened)
-    way = asyncio.run(measuring.measure_way(object(), ignore_progress))  # type: ignore[arg-type]
+    way = asyncio.run(measuring.measure_way(PEER, ignore_progress))
     assert way.latency_s == pytest.approx(way_s + computed_s, rel=0.1)
     assert way.overhead_s == pytest.approx(overhead_s, rel=0.2)
     assert way.handling_s_per_byte == pytest.approx(0.5e-9, rel=0.1)
