@@ -33,8 +33,11 @@ WITHIN = 0.1
 _RUNS, _STREAM_S, _ROUNDS = 5, 1.0, 4
 
 
-def _devices(*links: tuple[float | None, float], quotas: Sequence[float] = (1, 1)) -> list[Device]:
-    """A device for each link: Mbit/s, and ms to the coordinator. The first is on core 0."""
+def _devices(
+    *links: tuple[float | None, float], quotas: Sequence[float] = (0.75, 0.75)
+) -> list[Device]:
+    """A device for each link: Mbit/s, and ms to the coordinator. The first is on core 0. The rest
+    of the cores is for the coordinator and the networks."""
     return [
         Device(
             name="abc"[number],
@@ -49,15 +52,15 @@ def _devices(*links: tuple[float | None, float], quotas: Sequence[float] = (1, 1
 
 
 CLUSTERS = {
-    "one": _devices((None, 0)),
+    "one": _devices((None, 0), quotas=[1]),
     "two": _devices((None, 0), (None, 0)),
     "near": _devices((1000, 0.1), (1000, 0.1)),
     "100-mbit": _devices((100, 0.5), (100, 0.5)),
     "10-mbit": _devices((10, 1), (10, 1)),
     "far": _devices((1000, 10), (1000, 10)),
     "uneven-links": _devices((1000, 0.1), (100, 2)),
-    "two-to-one": _devices((1000, 0.1), (1000, 0.1), quotas=(1, 0.5)),
-    "one-and-two-halves": _devices(*[(1000, 0.1)] * 3, quotas=(1, 0.5, 0.5)),
+    "two-to-one": _devices((1000, 0.1), (1000, 0.1), quotas=(0.75, 0.375)),
+    "three": _devices(*[(1000, 0.1)] * 3, quotas=(0.75, 0.375, 0.375)),
 }
 PAIRS = {
     f"{cluster} {kind}": (cluster, kind)
@@ -70,7 +73,7 @@ PAIRS = {
         "far": ("cnn", "branches"),
         "uneven-links": ("quantised", "encoder"),
         "two-to-one": ("cnn", "encoder"),
-        "one-and-two-halves": ("cnn",),
+        "three": ("cnn",),
     }.items()
     for kind in kinds
 }
