@@ -133,7 +133,7 @@ async def _times_s(remote: RemotePart, nbytes: int) -> tuple[list[float], float]
     """Seconds of runs, and the median of those by the peer's clock."""
     inputs = {"x": np.zeros(nbytes, np.uint8)}
     await remote.run(inputs)
-    loop, times = asyncio.get_running_loop(), []
+    loop, times = asyncio.get_running_loop(), list[float]()
     while len(times) < _ECHOES and (len(times) < 2 or sum(times) < _MOST_RUN_S):
         began_s = loop.time()
         await remote.run(inputs)

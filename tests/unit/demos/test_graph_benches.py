@@ -10,15 +10,9 @@ from pathlib import Path
 import pytest
 
 from edge.demos.bench.clusters.table import CORES
-from edge.demos.bench.graph_clusters import (
-    CLUSTERS,
-    GRAPH_PREDICTIONS,
-    PAIRS,
-    Row,
-    summary,
-    table,
-)
+from edge.demos.bench.graph_clusters import CLUSTERS, PAIRS
 from edge.demos.bench.graph_kinds import KINDS, MIDDLE, written
+from edge.demos.bench.graph_rows import GRAPH_PREDICTIONS, Row, summary, table
 from edge.demos.small_nets import placed
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import open_onnx
