@@ -16,6 +16,7 @@ from edge.graphs.onnx_file import open_onnx
 from edge.partition import GraphPlan, GraphStage
 
 Floats = NDArray[np.float32]
+Array = NDArray[Any]
 
 
 class Net:
@@ -25,14 +26,14 @@ class Net:
         self._nodes: list[onnx.NodeProto] = []
         self._weights: list[TensorProto] = []
 
-    def add(self, kind: str, *inputs: str | Floats, out: str | None = None, **more: Any) -> str:
+    def add(self, kind: str, *inputs: str | Array, out: str | None = None, **more: Any) -> str:
         """Append a node; arrays among its inputs become weights. The name of its output."""
         names = [each if isinstance(each, str) else self._weight(each) for each in inputs]
         name = out or f"t{len(self._nodes)}"
         self._nodes.append(helper.make_node(kind, names, [name], name=name, **more))
         return name
 
-    def _weight(self, array: Floats) -> str:
+    def _weight(self, array: Array) -> str:
         name = f"w{len(self._weights)}"
         self._weights.append(numpy_helper.from_array(array, name))
         return name

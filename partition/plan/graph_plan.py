@@ -47,6 +47,8 @@ class GraphDevice:
     """The time of a stage beside its nodes, while others are under way."""
     bytes_per_s: float
     """The rate of tensors, in each direction."""
+    handling_s_per_byte: float = 0.0
+    """The time for each byte that comes or goes in which it computes nothing else."""
     part_bytes: int = 0
     """Memory of each further part, beside its atoms."""
 
@@ -71,6 +73,8 @@ class GraphFacts:
     """The share of inputs that end there."""
     may_copy: bool = True
     """Whether inputs of a stream may go to several copies of the graph: they share no state."""
+    at_once: int = 3
+    """Inputs of one stage that are under way at once."""
 
     def memory(self, atoms: range) -> int:
         """Bytes of memory of a stage."""

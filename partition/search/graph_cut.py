@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import permutations, product
 
-from edge.partition.cost.graph_estimate import estimate_graph
+from edge.partition.cost.graph_estimate import estimate_graph, intervals
 from edge.partition.plan.graph_plan import (
     MOST_GRAPH_COPIES,
     GraphEstimate,
@@ -160,11 +160,10 @@ def best_chains(facts: GraphFacts, objective: Objective) -> dict[frozenset[str],
                 if memory > device.memory_bytes:
                     continue
                 compute_s = costs.compute(index, begin, end)
-                moved = received / device.bytes_per_s, sent / device.bytes_per_s
                 cost = weight * (
                     costs.total(index, begin, end)
                     if objective == "latency"
-                    else max(device.overhead_s + compute_s, *moved)
+                    else max(intervals(facts, device, compute_s, received, sent))
                 )
                 for used in range(1 << len(devices)):
                     known = best.get((begin, used))

@@ -63,6 +63,7 @@ def random_facts(draw: st.DrawFn) -> GraphFacts:
             latency_s=draw(st.sampled_from((0.0, 0.5, 3.0))),
             overhead_s=draw(st.sampled_from((0.0, 0.5))),
             bytes_per_s=draw(st.sampled_from((0.5, 4.0, 1000.0))),
+            handling_s_per_byte=draw(st.sampled_from((0.0, 0.25))),
             part_bytes=draw(st.sampled_from((0, 3))),
         )
         for number in range(draw(st.integers(1, 3)))
@@ -290,6 +291,24 @@ def test_a_slow_way_leaves_a_device_out() -> None:
     choice = choose_graph_plan(even(20, 1e-3, bytes_per_s=1e4), "throughput")
     assert choice is not None
     assert len(choice.plan.devices) == 1
+
+
+def test_few_inputs_under_way_on_a_long_way_limit_a_stream() -> None:
+    facts = replace(even(10, 1e-3, latency_s=0.05), at_once=2, may_copy=False)
+    choice = choose_graph_plan(facts, "throughput")
+    assert choice is not None
+    assert len(choice.plan.devices) == 2
+    halves = 0.05 + 5e-3 + 2 * 1000 / 1e8
+    assert choice.estimate.interval_s == pytest.approx(halves / 2)
+    more = estimate_graph(replace(facts, at_once=20), choice.plan)
+    assert more.interval_s == pytest.approx(5e-3 + 1e-4)
+
+
+def test_a_device_computes_nothing_while_it_handles_bytes() -> None:
+    facts = replace(even(10, 1e-3, handling_s_per_byte=1e-6), may_copy=False)
+    choice = choose_graph_plan(facts, "throughput")
+    assert choice is not None
+    assert choice.estimate.interval_s == pytest.approx(5e-3 + 1e-4 + 2 * 1000 * 1e-6)
 
 
 def test_two_branches_run_on_two_devices() -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from edge.demos.bench.clusters.networks import DATA, PREFIX, open_network
 from edge.demos.bench.clusters.table import CORES, Device
-from edge.demos.bench.clusters.wire import NAMESPACES
+from edge.demos.bench.clusters.wire import NAMESPACES, inside
 from edge.demos.control_groups import ControlGroup, remove_groups_of_the_dead
 from edge.demos.processes import child, daemon_address
 
@@ -26,6 +26,9 @@ _GROUP_BYTES = 128 << 20
 
 CACHE_LIMIT = "16GiB"
 """Limit of the cache that the daemons share: every plan cuts other shards out of a model."""
+
+_COORDINATOR = Device(name="coordinator", core=0)
+"""A namespace of its own; no daemon runs there."""
 
 _TOOLS = ("ip", "nsenter", "taskset")
 
@@ -60,8 +63,13 @@ class Bed(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[Bed]:
+def open_bed(
+    devices: Sequence[Device], cache: Path, *, is_coordinator_apart: bool = False
+) -> Iterator[Bed]:
     """These devices' daemons, which share the cache; all is gone afterwards.
+
+    is_coordinator_apart: meanwhile this thread, and those that it starts, reach the devices by
+    their networks, as a device without a limit of its own would.
 
     Raises ValueError for a core that this machine has not, OSError or CalledProcessError where the
     system does not allow it, TimeoutError for a daemon that stays.
@@ -73,7 +81,8 @@ def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[Bed]:
     remove_leftovers()
     owner = os.getpid()
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(open_network(devices, owner))
+        apart = (_COORDINATOR,) if is_coordinator_apart else ()
+        network = stack.enter_context(open_network((*devices, *apart), owner))
         daemons, groups = [], []
         for index, device in enumerate(devices):
             group = ControlGroup(
@@ -95,7 +104,11 @@ def open_bed(devices: Sequence[Device], cache: Path) -> Iterator[Bed]:
         addresses = []
         for index, (device, daemon) in enumerate(zip(devices, daemons, strict=True)):
             port = daemon_address(daemon, device.name).rpartition(":")[2]
-            addresses.append(f"{network.control_addresses(index)[1]}:{port}")
+            control = network.control_addresses(index)[1]
+            host = network.data_address(index) if is_coordinator_apart else control
+            addresses.append(f"{host}:{port}")
+        if is_coordinator_apart:
+            stack.enter_context(inside(network.namespace(len(devices))))
         yield Bed(tuple(addresses), tuple(groups))
 
 

@@ -10,6 +10,7 @@ python -m edge.demos.bench.clusters.wire JSON     ends with its standard input
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import heapq
@@ -20,6 +21,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,21 +46,38 @@ class Port:
 
 def arrival_s(source: Port, target: Port, size: int, now_s: float) -> float:
     """When the last byte of a packet is at its target, which is busy with it until then."""
-    source.sends_until_s = max(now_s, source.sends_until_s) + size / source.bytes_per_s
+    begins_s = max(now_s, source.sends_until_s)
+    source.sends_until_s = begins_s + size / source.bytes_per_s
     way_s = source.delay_s + target.delay_s
     target.receives_until_s = max(
-        source.sends_until_s + way_s, target.receives_until_s + size / target.bytes_per_s
+        source.sends_until_s + way_s,
+        max(begins_s + way_s, target.receives_until_s) + size / target.bytes_per_s,
     )
     return target.receives_until_s
 
 
 def enter(namespace: str) -> None:
     """Have this thread open its sockets and interfaces in a namespace from now on."""
-    libc = ctypes.CDLL(None, use_errno=True)
     with (NAMESPACES / namespace).open() as file:
-        if libc.setns(file.fileno(), _CLONE_NEWNET) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), str(NAMESPACES / namespace))
+        _enter(file.fileno())
+
+
+@contextlib.contextmanager
+def inside(namespace: str) -> Iterator[None]:
+    """This thread, and those that it starts meanwhile, open their sockets in a namespace."""
+    with Path("/proc/thread-self/ns/net").open() as before:
+        enter(namespace)
+        try:
+            yield
+        finally:
+            _enter(before.fileno())
+
+
+def _enter(namespace: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, _CLONE_NEWNET) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def open_tun(interface: str) -> int:

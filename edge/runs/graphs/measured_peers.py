@@ -228,9 +228,11 @@ class MeasuredPeers:
                     latency_s=self._ways[id].latency_s,
                     overhead_s=self._ways[id].overhead_s,
                     bytes_per_s=self._ways[id].bytes_per_s,
+                    handling_s_per_byte=self._ways[id].handling_s_per_byte,
                 )
                 for id, measured in self._measured.items()
             ),
+            at_once=RUNS_AT_ONCE,
             exit_at=self._atoms.exit_at,
             may_copy=not states,
             exit_share=0.0 if exits is None else exits.share(self.results[exits.output]),

@@ -9,7 +9,7 @@ import asyncio
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,6 +33,7 @@ from edge.graphs.tensors import DTYPES
 from edge.host.free_memory import format_size
 from edge.progress import OnProgress, Progress
 from edge.protocol.graph_frames import PACKED, PROCESS_BYTES, PROFILE_BYTES
+from edge.protocol.part_runs import RUNS_AT_ONCE
 from edge.protocol.peer_info import PeerInfo, gather_all
 from edge.runs.graphs.remote_part import Arrays, DeviceGoneError, PartTerms, RemotePart
 
@@ -45,11 +46,18 @@ MOST_SAMPLE_BUFFER_BYTES = 4 << 30
 _RUNS, _MOST_RUN_S = 6, 3.0
 """Runs of the sample that are timed; fewer if they take so many seconds."""
 _ECHOES = 9
+"""Likewise, of a part that changes nothing."""
 _TOGETHER = 30
 _ECHO_BYTES = 1 << 20
+_WAITS_BELOW = 1.5
+"""Runs that are under way together wait for messages if the time of one is below so many times its
+share of the way."""
 
 _MOST_MICROS = 1e12
 _NODE = re.compile(r"edge(\d+)node")
+_IN_BLOCKS = "_nchwc"
+"""The end of the names of ONNX Runtime's own nodes for channels in blocks, behind the name of the
+tensor that they give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +66,10 @@ class WayToPeer:
 
     latency_s: float
     overhead_s: float
-    """Between two runs, with as many under way as a part has."""
+    """What a run takes of the peer beside its nodes, while others are under way."""
     bytes_per_s: float
+    handling_s_per_byte: float
+    """What a byte that comes or goes takes of the process that computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,32 +103,37 @@ async def measure_way(peer: PeerInfo, on_progress: OnProgress) -> WayToPeer:
         on_progress=on_progress,
     )
     try:
-        small = await _times_s(remote, 1)
-        large = await _times_s(remote, _ECHO_BYTES)
+        small, small_s = await _times_s(remote, 1)
+        large, large_s = await _times_s(remote, _ECHO_BYTES)
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         tiny = {"x": np.zeros(1, np.uint8)}
         await gather_all(remote.run(tiny) for _ in range(_TOGETHER))
-        overhead_s = (loop.time() - began_s) / _TOGETHER
+        together_s = (loop.time() - began_s) / _TOGETHER
     finally:
         await remote.aclose()
     moved_s = max(min(large) - min(small), 1e-5)  # what else the devices do only adds to it
+    latency_s = statistics.median(small)
+    # On a long way runs wait for messages, during which nodes would be computed.
+    waits = together_s * RUNS_AT_ONCE < _WAITS_BELOW * latency_s
     return WayToPeer(
-        latency_s=statistics.median(small),
-        overhead_s=overhead_s,
+        latency_s=latency_s,
+        overhead_s=small_s if waits else together_s,
         bytes_per_s=2 * _ECHO_BYTES / moved_s,
+        handling_s_per_byte=max(0.0, large_s - small_s) / (2 * _ECHO_BYTES),
     )
 
 
-async def _times_s(remote: RemotePart, nbytes: int) -> list[float]:
+async def _times_s(remote: RemotePart, nbytes: int) -> tuple[list[float], float]:
+    """Seconds of runs, and the median of those by the peer's clock."""
     inputs = {"x": np.zeros(nbytes, np.uint8)}
     await remote.run(inputs)
-    loop, times = asyncio.get_running_loop(), []
-    for _ in range(_ECHOES):
+    loop, times = asyncio.get_running_loop(), list[float]()
+    while len(times) < _ECHOES and (len(times) < 2 or sum(times) < _MOST_RUN_S):
         began_s = loop.time()
         await remote.run(inputs)
         times.append(loop.time() - began_s)
-    return times
+    return times, statistics.median(remote.computed_s[-len(times) :])
 
 
 async def measure_graph(
@@ -156,7 +171,7 @@ async def measure_graph(
             _see_kinds(file, seen, types, kinds, node_bytes, peer)
             kinds |= {name: _kind_of(tensors[name]) for name in part.outputs}
         timed, _types = await timing.run(tensors, plain=False, runs=runs)
-        _add_times(atoms, section, timed, seconds, peer)
+        _add_times(file, atoms, section, timed, seconds, peer)
     results = {each.name: tensors[each.name] for each in file.outputs}
     return MeasuredGraph(
         seconds=tuple(seconds), kinds=kinds, node_bytes=tuple(node_bytes), results=results
@@ -265,7 +280,7 @@ def _see_kinds(
     peer: PeerInfo,
 ) -> None:
     """Add the kinds of the tensors that each node gave."""
-    for index, _micros, told in _events(seen, peer):
+    for index, _micros, told in _events(seen, peer, file):
         if index is None or index >= len(file.nodes):
             continue
         outputs = [name for name in file.nodes[index].output if name]
@@ -294,31 +309,52 @@ def _told_kind(told: Any) -> TensorKind | None:
 
 
 def _add_times(
-    atoms: Atoms, section: range, timed: Sequence[Any], seconds: list[float], peer: PeerInfo
+    file: OnnxFile,
+    atoms: Atoms,
+    section: range,
+    timed: Sequence[Any],
+    seconds: list[float],
+    peer: PeerInfo,
 ) -> None:
-    """Add the median of each node's times to its atom.
+    """Add the median of each node's times to its atom, as a share of what whole runs take: where
+    a device is held up now and then, a pause lies in few nodes of a run, but in most runs.
 
-    ONNX Runtime joins nodes. A joined node has the name of one of them, or a name of its own; then
-    its time belongs to the atom of the node before.
+    ONNX Runtime joins nodes. A joined node has the name of one of them, that of a tensor, or a name
+    of its own; then its time belongs to the atom of the node before.
     """
     runs: dict[str, list[float]] = defaultdict(list)
     of_name: dict[str, int] = {}
     current = section.start
-    for (index, micros, _told), event in zip(_events(timed, peer), timed, strict=True):
+    for (index, micros, _told), event in zip(_events(timed, peer, file), timed, strict=True):
         name = event[0]
         if INSIDE in name:
             continue  # the control flow node has its time
         current = atoms.of_node.get(index, current) if index is not None else current
         of_name.setdefault(name, current)
         runs[name].append(micros / 1e6)
-    for name, each in runs.items():
-        later = each[1:] or each  # the first run is not typical
-        seconds[of_name[name]] += statistics.median(later)
+    later = {name: each[1:] or each for name, each in runs.items()}  # the first is not typical
+    medians = {name: statistics.median(each) for name, each in later.items()}
+    scale = _whole_run_s(later.values()) / (sum(medians.values()) or 1.0)
+    for name, median_s in medians.items():
+        seconds[of_name[name]] += scale * median_s
 
 
-def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, float, list[Any]]]:
+def _whole_run_s(times: Iterable[Sequence[float]]) -> float:
+    """The median of the sums of runs; of nodes that were not in every run, their medians."""
+    listed = list(times)
+    count = max(map(len, listed), default=0)
+    always = [each for each in listed if len(each) == count]
+    others = [statistics.median(each) for each in listed if len(each) < count]
+    sums = [sum(each) for each in zip(*always, strict=True)]
+    return sum(others) + (statistics.median(sums) if sums else 0.0)
+
+
+def _events(
+    events: Sequence[Any], peer: PeerInfo, file: OnnxFile
+) -> list[tuple[int | None, float, list[Any]]]:
     """The index of the node in the file, microseconds and kinds. Raises PeerError for other
     values."""
+    makers = {name: index for index, node in enumerate(file.nodes) for name in node.output if name}
     found = []
     for event in events:
         try:
@@ -326,7 +362,8 @@ def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, flo
             match = _NODE.findall(name)
             if not 0.0 <= (taken := float(micros)) < _MOST_MICROS:
                 raise ValueError(f"{taken} microseconds")
-            found.append((int(match[-1][:9]) if match else None, taken, list(told)))
+            index = int(match[-1][:9]) if match else makers.get(name.removesuffix(_IN_BLOCKS))
+            found.append((index, taken, list(told)))
         except (TypeError, ValueError, OverflowError) as error:
             raise PeerError(peer.name, "sent times of nodes that make no sense") from error
     return found

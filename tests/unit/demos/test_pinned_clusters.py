@@ -88,6 +88,11 @@ class TestWire:
         slow.receives_until_s = 1.0
         assert arrival_s(fast, slow, 20, now_s=1) == 3
 
+    def test_a_slow_end_that_was_idle_takes_its_time(self) -> None:
+        fast, slow = Port(bytes_per_s=float("inf"), delay_s=1), Port(bytes_per_s=10, delay_s=0)
+        assert arrival_s(fast, slow, 20, now_s=100) == 100 + 1 + 2
+        assert arrival_s(fast, slow, 20, now_s=100) == 100 + 1 + 4
+
     def test_packets_queue_where_they_leave_and_where_they_arrive(self) -> None:
         a, b, c = (Port(bytes_per_s=10, delay_s=1) for _ in range(3))
         assert arrival_s(a, c, 10, now_s=0) == 3
