@@ -42,6 +42,11 @@ def dtype_name(array: NDArray[Any]) -> str:
 
 def pack(arrays: Arrays, **others: Any) -> bytes:
     """The arrays as a blob. others: JSON values that go with them."""
+    return b"".join(pack_parts(arrays, **others))
+
+
+def pack_parts(arrays: Arrays, **others: Any) -> list[bytes | memoryview]:
+    """The same in parts, without a copy. Each array of numbers is a part of its own."""
     table, contents = [], []
     for name, array in arrays.items():
         dtype = dtype_name(array)
@@ -49,7 +54,7 @@ def pack(arrays: Arrays, **others: Any) -> bytes:
         table.append([name, dtype, list(array.shape), len(content)])
         contents.append(content)
     head = json.dumps({"tensors": table, **others}, separators=(",", ":")).encode()
-    return b"".join((len(head).to_bytes(_HEAD, "little"), head, *contents))
+    return [len(head).to_bytes(_HEAD, "little") + head, *contents]
 
 
 def unpack(blob: bytes | bytearray | memoryview) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

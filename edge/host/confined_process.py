@@ -17,9 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.system.confinement import LENGTH_BYTES, TimeLimit
-from edge.system.processes import own_session
+from edge.system.processes import own_session, widen_pipe
 
-_ENVIRONMENT = ("HOME", "LANG", "LC_ALL", "LC_TIME", "LD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
+_ENVIRONMENT = (
+    "GLIBC_TUNABLES",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LC_TIME",
+    "LD_LIBRARY_PATH",
+    "SYSTEMROOT",
+    "TZ",
+)
 _KIND_BYTES = 100
 """Bytes of a reply beside its content."""
 _JOINED_BYTES = 32 << 10
@@ -133,6 +142,8 @@ class ConfinedProcess:
             **own_session(),
         )
         self._stop = weakref.finalize(self, _stop, self._running)
+        for pipe in (self._running.stdin, self._running.stdout):
+            widen_pipe(pipe)
 
     def _cause(self, process: subprocess.Popen[bytes], error: Exception) -> str:
         if TimeLimit.ended(process.returncode):
@@ -174,12 +185,14 @@ def _sent_and_read(
     assert replies is not None, "a pipe"
 
     def read(count: int) -> bytearray:
-        content = bytearray()
-        while len(content) < count:
-            part = os.read(replies.fileno(), min(count - len(content), 1 << 20))
-            if not part:
+        content = bytearray(count)
+        rest = memoryview(content)
+        while rest:
+            read = replies.readinto(rest)  # type: ignore[attr-defined]  # a raw file
+            if not read:
                 raise EOFError
-            content += part
+            rest = rest[read:]
+        rest.release()  # else the content could not be shortened
         return content
 
     whole = sum(map(len, request))

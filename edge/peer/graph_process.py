@@ -26,7 +26,7 @@ import onnx
 
 from edge.backends.onnx.runtime import ort
 from edge.graphs.kept import KeptTensors
-from edge.graphs.tensors import pack, unpack
+from edge.graphs.tensors import pack_parts, unpack
 from edge.system.confinement import held_bytes, serve
 from edge.system.heap import keep_allocations_together
 
@@ -66,15 +66,15 @@ class _Part:
         self._outputs = [each.name for each in self._session.get_outputs()]
         self._kept = KeptTensors()
 
-    def run(self, blob: memoryview) -> bytes:
+    def run(self, blob: memoryview) -> list[bytes | memoryview]:
         inputs, others = unpack(blob)
         asked = others.get("kept")
         if asked is not None and not self._kept.add_to(inputs, asked):
-            return pack({}, forgotten=True)
+            return pack_parts({}, forgotten=True)
         results = dict(zip(self._outputs, self._session.run(None, inputs), strict=True))
         if asked is not None:
             results = self._kept.take_from(inputs, results, asked)
-        return pack(results)
+        return pack_parts(results)
 
     def types(self) -> dict[str, str]:
         """The types of tensors between nodes as the graph has them, if it is run as it is written.
@@ -169,7 +169,7 @@ def main() -> None:
     _warm_up(threads)
     part: _Part | None = None
 
-    def reply(request: bytes) -> bytes:
+    def reply(request: bytes) -> bytes | list[bytes | memoryview]:
         nonlocal part
         view = memoryview(request)
         end = request.index(b"\n", 0, 20)
@@ -182,7 +182,7 @@ def main() -> None:
             if part is None:
                 return b"failed\nnothing is loaded"
             if word == "run":
-                return b"ran\n" + part.run(rest)
+                return [b"ran\n", *part.run(rest)]
             found = {"nodes": part.end_profile(), "types": part.types()}
             return b"profile\n" + json.dumps(found).encode()
         except MemoryError:

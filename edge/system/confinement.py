@@ -8,9 +8,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 LENGTH_BYTES = 8
+
+Part = bytes | memoryview
 
 
 def read_time_zone() -> None:
@@ -89,9 +91,12 @@ class TimeLimit:
             return exit_code == cls.EXIT_CODE
 
 
-def serve(answer: Callable[[bytes], bytes], *, beside_bytes: int = 0, file_bytes: int = 0) -> None:
+def serve(
+    answer: Callable[[bytes], Part | Sequence[Part]], *, beside_bytes: int = 0, file_bytes: int = 0
+) -> None:
     """Answer each request on standard input on standard output, both after their length, under the
-    limits in the arguments of this process: seconds for a request, and bytes of memory.
+    limits in the arguments of this process: seconds for a request, and bytes of memory. An answer
+    may come in parts.
 
     beside_bytes: addresses that do not count. file_bytes: see `confine`.
     """
@@ -103,6 +108,8 @@ def serve(answer: Callable[[bytes], bytes], *, beside_bytes: int = 0, file_bytes
         limit.start()
         reply = answer(request)
         limit.stop()
-        replies.write(len(reply).to_bytes(LENGTH_BYTES, "little"))
-        replies.write(reply)
+        parts = (reply,) if isinstance(reply, Part) else reply
+        replies.write(sum(map(len, parts)).to_bytes(LENGTH_BYTES, "little"))
+        for part in parts:
+            replies.write(part)
         replies.flush()

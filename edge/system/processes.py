@@ -2,11 +2,14 @@
 
 import os
 import sys
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from edge.system.kind import PORTABLE
+
+_WIDE_PIPE_BYTES = 1 << 20
+"""The most that Linux allows every user."""
 
 
 def allowed_cores() -> list[int]:
@@ -46,6 +49,17 @@ def yield_core() -> None:
         import time
 
         time.sleep(0)
+
+
+def widen_pipe(pipe: IO[bytes] | None) -> None:
+    """Let a pipe hold as much as the system allows: with less, both ends take turns for every
+    64 KiB. Linux alone has this."""
+    if sys.platform == "linux" and pipe is not None:
+        import contextlib
+        import fcntl
+
+        with contextlib.suppress(OSError):  # too many pipes of this user are wide
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _WIDE_PIPE_BYTES)
 
 
 def own_session() -> dict[str, Any]:
