@@ -6,6 +6,7 @@ are read when they are asked for.
 
 from __future__ import annotations
 
+import heapq
 import math
 import stat
 from collections import Counter
@@ -32,7 +33,8 @@ from onnx import (
 
 from edge.errors import CheckpointError, printable
 
-OLDEST_OPSET = 13
+OLDEST_OPSET = 7
+"""The oldest that ONNX Runtime promises to compute."""
 DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
 """Domains of operators that ONNX Runtime itself has. Others would need a library of their own."""
 
@@ -231,7 +233,7 @@ def open_onnx(path: Path) -> OnnxFile:
 
     Raises CheckpointError, with one sentence, for anything that is not a graph that Edge can run:
     another kind of file, a truncated one, external data that is missing or outside its folder,
-    operators of custom domains, an opset before 13 or after the newest.
+    operators of custom domains, an opset before 7 or after the newest.
     """
     content = _read(path)
     try:
@@ -407,6 +409,7 @@ def _check_nodes(path: Path, graph: GraphProto, known: _Scope, *, depth: int) ->
     """Add what the nodes compute to `known`. Returns their number, with those inside of others."""
     if depth > _MOST_DEPTH:
         raise CheckpointError(f"{path} has control flow nested more than {_MOST_DEPTH} deep")
+    _put_in_order(graph)
     count = 0
     for node in graph.node:
         count += 1
@@ -438,6 +441,36 @@ def _check_nodes(path: Path, graph: GraphProto, known: _Scope, *, depth: int) ->
         if count > MOST_NODES:
             raise CheckpointError(f"{path} has more than {MOST_NODES:,} nodes")
     return count
+
+
+def _put_in_order(graph: GraphProto) -> None:
+    """Put each node behind those whose results it uses, as ONNX demands and some converters forget.
+
+    ONNX Runtime computes such graphs. Nodes keep their order where they can; so do all if there is
+    a cycle.
+    """
+    makers = {name: at for at, node in enumerate(graph.node) for name in node.output if name}
+    needed = [{makers[name] for name in inputs_of(node) if name in makers} for node in graph.node]
+    if all(max(each, default=-1) < at for at, each in enumerate(needed)):
+        return
+    users: dict[int, list[int]] = {}
+    for at, each in enumerate(needed):
+        for maker in each:
+            users.setdefault(maker, []).append(at)
+    missing = list(map(len, needed))
+    ready = [at for at, count in enumerate(missing) if not count]
+    order = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for user in users.get(order[-1], ()):
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, user)
+    if len(order) == len(needed):
+        nodes = GraphProto()
+        nodes.node.extend(graph.node[at] for at in order)
+        del graph.node[:]
+        graph.node.extend(nodes.node)
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -587,7 +620,10 @@ def _value(info: ValueInfoProto, what: str) -> GraphValue:
 
 def _size(dim: TensorShapeProto.Dimension) -> int | str | None:
     if dim.WhichOneof("value") != "dim_value":
-        return dim.dim_param or None
+        # Some exporters write "?", "-1" or "None" for every free dimension, which are no names.
+        name = dim.dim_param
+        is_name = any(map(str.isalpha, name)) and name != "None"
+        return name if is_name else None
     # Some exporters write -1 for a free dimension.
     return dim.dim_value if dim.dim_value >= 0 else None
 

@@ -42,8 +42,8 @@ _TYPES = {
 _NUMBERS = {onnx.TensorProto.DataType.Value(name.upper()): told for name, told in _TYPES.items()}
 
 
-class _Part:
-    """The part that is loaded."""
+class LoadedPart:
+    """A part that is loaded."""
 
     def __init__(self, asked: dict[str, Any], folder: Path | None) -> None:
         path = Path(asked["path"])
@@ -167,7 +167,7 @@ def main() -> None:
     folder = Path(sys.argv[6]) if sys.argv[6] else None
     keep_allocations_together()
     _warm_up(threads)
-    part: _Part | None = None
+    part: LoadedPart | None = None
 
     def reply(request: bytes) -> bytes:
         nonlocal part
@@ -177,7 +177,7 @@ def main() -> None:
         try:
             if word == "load":
                 part = None
-                part = _Part(json.loads(bytes(rest)), folder)
+                part = LoadedPart(json.loads(bytes(rest)), folder)
                 return b"loaded\n"
             if part is None:
                 return b"failed\nnothing is loaded"

@@ -136,9 +136,7 @@ async def measure_graph(
     known: what another peer has shown; then only times are new. Raises CapacityError if one atom
     alone has no room, and the errors of `RemotePart`.
     """
-    kinds = dict(
-        known.kinds if known else {name: _kind_of(array) for name, array in sample.items()}
-    )
+    kinds = dict(known.kinds if known else {name: kind_of(array) for name, array in sample.items()})
     seconds = [0.0] * len(atoms)
     node_bytes = list(known.node_bytes) if known else [0] * len(file.nodes)
     tensors: dict[str, NDArray[Any]] = dict(sample)
@@ -152,8 +150,8 @@ async def measure_graph(
         timing = _Timing(file, part, peer, buffer_bytes, run_limit_s, on_progress)
         if known is None:
             seen, types = await timing.run(tensors, plain=True, runs=1)
-            _see_kinds(file, seen, types, kinds, node_bytes, peer)
-            kinds |= {name: _kind_of(tensors[name]) for name in part.outputs}
+            see_kinds(file, seen, types, kinds, node_bytes, peer.name)
+            kinds |= {name: kind_of(tensors[name]) for name in part.outputs}
         timed, _types = await timing.run(tensors, plain=False, runs=1 + _RUNS)
         _add_times(atoms, section, timed, seconds, peer)
     results = {each.name: tensors[each.name] for each in file.outputs}
@@ -246,7 +244,8 @@ def _sections(file: OnnxFile, atoms: Atoms, peer: PeerInfo) -> list[range]:
     return [*sections, range(start, len(atoms))]
 
 
-def _kind_of(array: NDArray[Any]) -> TensorKind:
+def kind_of(array: NDArray[Any]) -> TensorKind:
+    """The kind of an input or output."""
     dtype = "string" if array.dtype.kind in "OUS" else array.dtype.name
     nbytes = sum(4 + len(str(each)) for each in array.flat) if dtype == "string" else array.nbytes
     return TensorKind(dtype=dtype, shape=array.shape, nbytes=nbytes)
@@ -255,15 +254,18 @@ def _kind_of(array: NDArray[Any]) -> TensorKind:
 _ITEM_BYTES = {"bool": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "string": 16}
 
 
-def _see_kinds(
+def see_kinds(
     file: OnnxFile,
     seen: Sequence[Any],
     types: Mapping[str, Any],
     kinds: dict[str, TensorKind],
     node_bytes: list[int],
-    peer: PeerInfo,
+    peer: str,
 ) -> None:
-    """Add the kinds of the tensors that each node gave."""
+    """Add the kinds of the tensors that each node gave on the peer of this name, and their bytes.
+
+    seen, types: the profile of a run of the graph as it is written; see `RemotePart.profile`.
+    """
     for index, _micros, told in _events(seen, peer):
         if index is None or index >= len(file.nodes):
             continue
@@ -303,7 +305,7 @@ def _add_times(
     runs: dict[str, list[float]] = defaultdict(list)
     of_name: dict[str, int] = {}
     current = section.start
-    for (index, micros, _told), event in zip(_events(timed, peer), timed, strict=True):
+    for (index, micros, _told), event in zip(_events(timed, peer.name), timed, strict=True):
         name = event[0]
         if INSIDE in name:
             continue  # the control flow node has its time
@@ -315,7 +317,7 @@ def _add_times(
         seconds[of_name[name]] += statistics.median(later)
 
 
-def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, float, list[Any]]]:
+def _events(events: Sequence[Any], peer: str) -> list[tuple[int | None, float, list[Any]]]:
     """The index of the node in the file, microseconds and kinds. Raises PeerError for other
     values."""
     found = []
@@ -327,5 +329,5 @@ def _events(events: Sequence[Any], peer: PeerInfo) -> list[tuple[int | None, flo
                 raise ValueError(f"{taken} microseconds")
             found.append((int(match[-1][:9]) if match else None, taken, list(told)))
         except (TypeError, ValueError, OverflowError) as error:
-            raise PeerError(peer.name, "sent times of nodes that make no sense") from error
+            raise PeerError(peer, "sent times of nodes that make no sense") from error
     return found

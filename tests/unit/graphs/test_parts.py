@@ -16,6 +16,7 @@ from edge.graphs.parts import crossing, cut_part, feasible_cuts
 from tests.support.small_graphs import (
     FLOAT,
     KINDS,
+    Builder,
     agree,
     branches,
     cnn,
@@ -70,6 +71,29 @@ def test_sizes_of_an_old_export_do_not_bind_the_parts(tmp_path: Path) -> None:
         for numbers in (range(place), range(place, len(atoms))):
             known |= run_part(cut_part(file, atoms, numbers, kinds), known, tmp_path)
         agree(known, computed(cnn(), many))
+
+
+def test_a_graph_of_an_old_opset_is_cut(tmp_path: Path) -> None:
+    """With weights among its inputs, and a Clip whose limits are attributes."""
+    b = Builder()
+    x = b.add("MatMul", "x", b.weight(8, 64))
+    x = b.add("Clip", x, min=-0.5, max=0.5)
+    b.add("MatMul", x, b.weight(64, 4), out="y")
+    model = b.model({"x": (FLOAT, ["n", 8])}, {"y": FLOAT})
+    model.ir_version, model.opset_import[0].version = 3, 7
+    for weight in model.graph.initializer:
+        model.graph.input.append(
+            helper.make_tensor_value_info(weight.name, FLOAT, list(weight.dims))
+        )
+    inputs = {"x": np.random.default_rng(0).normal(0, 1, (3, 8)).astype(np.float32)}
+    file = open_onnx(written(model, tmp_path))
+    assert [each.name for each in file.inputs] == ["x"]
+    atoms, kinds = Atoms(file), seen_kinds(model, inputs)
+    assert feasible_cuts(atoms, kinds) == [1]
+    known = dict(inputs)
+    for numbers in (range(1), range(1, 2)):
+        known |= run_part(cut_part(file, atoms, numbers, kinds), known, tmp_path)
+    agree(known, computed(model, inputs))
 
 
 def test_random_nodes_are_found_in_bodies(tmp_path: Path) -> None:
