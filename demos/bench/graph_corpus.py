@@ -33,7 +33,7 @@ from edge.graphs.tensors import pack, unpack
 from edge.peer.graph_process import LoadedPart
 from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, compare
 from edge.runs.graphs.inputs import checked, made_up_sample
-from edge.runs.graphs.measuring import kind_of, see_kinds
+from edge.runs.graphs.measuring import infer_unseen, kind_of, see_kinds
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -114,6 +114,7 @@ class Computer:
         seen, types = loaded.end_profile(), loaded.types()
         see_kinds(self.file, seen, types, self.kinds, node_bytes, "this process")
         self.kinds |= {name: kind_of(array) for name, array in results.items()}
+        infer_unseen(self.file, self.atoms, self.kinds, node_bytes)
 
     def _open(self, part: GraphPart, *, plain: bool = False) -> LoadedPart:
         path = self.folder / WEIGHTS_FILE

@@ -6,6 +6,7 @@ Packages that Edge does not need are imported where an export is made.
 from __future__ import annotations
 
 import io
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,6 @@ import click
 import numpy as np
 
 from edge.demos.bench import graph_packages
-from edge.graphs.onnx_file import open_onnx
 
 OPSET = 18
 Made = tuple[str, str, bytes, str]
@@ -198,7 +198,7 @@ def of_torch() -> Iterator[Made]:
         def __init__(self) -> None:
             super().__init__()
             widths = (3, 8, 16, 32)
-            pairs = list(zip(widths, widths[1:], strict=False))
+            pairs = list(itertools.pairwise(widths))
             self.down = nn.ModuleList(self.block(a, b) for a, b in pairs)
             self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in pairs[:0:-1])
             self.joined = nn.ModuleList(self.block(2 * a, a) for a, _b in pairs[:0:-1])
@@ -235,11 +235,11 @@ def of_torch() -> Iterator[Made]:
         def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
             x = torch.tanh(self.first(x))
             for number in range(int(count)):
-                if number % 2 == 0:
+                if number % 2 == 0:  # noqa: SIM108
                     x = torch.tanh(self.inner(x))
                 else:
                     x = x + self.first(x)
-            if bool(x.sum() > 0):
+            if bool(x.sum() > 0):  # noqa: SIM108
                 x = self.last(x)
             else:
                 x = self.inner(x) * 2

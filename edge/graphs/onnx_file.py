@@ -6,6 +6,7 @@ are read when they are asked for.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 import stat
@@ -29,6 +30,7 @@ from onnx import (
     TensorProto,
     TensorShapeProto,
     ValueInfoProto,
+    helper,
 )
 
 from edge.errors import CheckpointError, printable
@@ -133,44 +135,71 @@ class OnnxFile:
 
     @cached_property
     def known_values(self) -> Mapping[str, ValueInfoProto]:
-        """What the file says of tensors, by name. Of one between nodes, only type and rank if an
-        input has a free dimension.
+        """What is known of tensors before a run, by name: sizes only where they follow from inputs
+        and weights, so that they hold for every input.
 
         The sizes in a file may be those of the input with which it was exported. ONNX Runtime
-        computes such a tensor of any size, but refuses it as the input of a part.
+        computes such a tensor of any size, but refuses it as the input of a part. Without those
+        that follow, it takes a part for wrong whose shape arithmetic began in another part.
         """
         graph = self.model.graph
-        inputs = {each.name: each for each in graph.input}
-        others = {each.name: each for each in (*graph.value_info, *graph.output)}
-        shapes = [each.shape for each in self.inputs]
-        if any(shape is None or not all(isinstance(n, int) for n in shape) for shape in shapes):
-            others = {name: _without_sizes(each) for name, each in others.items()}
-        return others | inputs
+        told = {each.name: each for each in (*graph.value_info, *graph.output)}
+        found = {name: _without_sizes(each) for name, each in told.items()}
+        inferred = self._inferred(self._given_inputs(), ())
+        found |= {
+            each.name: _without_names(each)
+            for each in inferred
+            if each.name not in found or each.type.tensor_type.HasField("shape")
+        }
+        return found | {each.name: each for each in graph.input}
 
     def inferred_types(self) -> dict[str, int]:
-        """The types of tensors between nodes, by their numbers in ONNX, where they follow from
-        those of inputs and weights."""
-        bare = ModelProto()
-        bare.ir_version = self.model.ir_version
-        bare.opset_import.extend(self.model.opset_import)
-        graph = self.model.graph
-        bare.graph.name = graph.name
-        bare.graph.node.extend(graph.node)
-        for each in self.initialisers.values():
-            value = bare.graph.input.add()
-            value.name, value.type.tensor_type.elem_type = each.name, each.data_type
-        bare.graph.input.extend(v for v in graph.input if v.name not in self.initialisers)
-        bare.graph.output.extend(graph.output)
-        bare.graph.value_info.extend(graph.value_info)
-        try:
-            found = onnx.shape_inference.infer_shapes(bare).graph
-        except Exception:  # it raises many; what the file says is there
-            found = graph
+        """The types of tensors between nodes, by their numbers in ONNX, where they are known before
+        a run."""
         return {
-            each.name: number
-            for each in (*found.value_info, *found.output)
+            name: number
+            for name, each in self.known_values.items()
             if (number := each.type.tensor_type.elem_type)
         }
+
+    def inferred_sizes(
+        self, known: Mapping[str, tuple[int, Sequence[int]]]
+    ) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """The types and sizes of tensors between nodes, where all follow from those of weights and
+        of the tensors that a run has shown, `known`. Types are numbers in ONNX."""
+        seen = {name: helper.make_tensor_value_info(name, *each) for name, each in known.items()}
+        inputs = [seen.pop(each.name, each) for each in self._given_inputs()]
+        found = {}
+        for each in self._inferred(inputs, seen.values()):
+            held = each.type.tensor_type
+            if held.HasField("shape") and all(n.HasField("dim_value") for n in held.shape.dim):
+                found[each.name] = held.elem_type, tuple(n.dim_value for n in held.shape.dim)
+        return found
+
+    def _given_inputs(self) -> list[ValueInfoProto]:
+        return [each for each in self.model.graph.input if each.name not in self.initialisers]
+
+    def _inferred(
+        self, inputs: Iterable[ValueInfoProto], known: Iterable[ValueInfoProto]
+    ) -> list[ValueInfoProto]:
+        """What ONNX's inference tells of tensors between nodes, and of outputs."""
+        bare = ModelProto()
+        bare.ir_version = max(4, self.model.ir_version)  # initialisers are no inputs
+        bare.opset_import.extend(self.model.opset_import)
+        graph = bare.graph
+        graph.name = self.model.graph.name
+        graph.node.extend(self.model.graph.node)
+        for name, tensor in self.initialisers.items():
+            if self.is_apart(name):
+                info = helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+                graph.input.append(info)
+            else:
+                graph.initializer.append(tensor)
+        graph.input.extend(inputs)
+        graph.value_info.extend(known)
+        with contextlib.suppress(Exception):  # it raises many; what is known is there
+            graph = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+        return [each for each in graph.value_info if each.type.tensor_type.elem_type]
 
     @cached_property
     def graph_bytes(self) -> int:
@@ -561,7 +590,7 @@ def _check_count(path: Path, tensor: TensorProto) -> None:
     says. ONNX Runtime checks those of other types."""
     if tensor.data_type not in _TYPED or tensor.HasField("raw_data"):
         return
-    values = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
+    values = getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))
     if len(values) != math.prod(tensor.dims):
         raise CheckpointError(
             f"{path}: {_named(tensor.name)} has {len(values):,} values, and its shape "
@@ -598,7 +627,7 @@ def tensor_bytes(tensor: TensorProto, path: Path | None = None) -> int:
     bits = _BITS.get(tensor.data_type)
     if bits is None:
         try:
-            bits = 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            bits = 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         except KeyError as error:
             raise CheckpointError(f"{path}: {_named(tensor.name)} has no known type") from error
     return -(-count * bits // 8)
@@ -635,6 +664,12 @@ def _without_sizes(value: ValueInfoProto) -> ValueInfoProto:
         for dim in free.type.tensor_type.shape.dim:
             dim.ClearField("dim_value")
     return free
+
+
+def _without_names(value: ValueInfoProto) -> ValueInfoProto:
+    for dim in value.type.tensor_type.shape.dim:
+        dim.ClearField("dim_param")
+    return value
 
 
 def _named(text: str) -> str:

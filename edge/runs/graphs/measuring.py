@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CapacityError, EdgeError, PeerError
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import NUMPY_NAMES, OnnxFile
+from edge.graphs.onnx_file import NUMPY_NAMES, ONNX_TYPES, OnnxFile
 from edge.graphs.parts import (
     INSIDE,
     GraphPart,
@@ -154,6 +154,8 @@ async def measure_graph(
             kinds |= {name: kind_of(tensors[name]) for name in part.outputs}
         timed, _types = await timing.run(tensors, plain=False, runs=1 + _RUNS)
         _add_times(atoms, section, timed, seconds, peer)
+    if known is None:
+        infer_unseen(file, atoms, kinds, node_bytes)
     results = {each.name: tensors[each.name] for each in file.outputs}
     return MeasuredGraph(
         seconds=tuple(seconds), kinds=kinds, node_bytes=tuple(node_bytes), results=results
@@ -278,6 +280,31 @@ def see_kinds(
             if kind is not None:
                 told_type = types.get(name, kind.dtype)
                 kinds[name] = _told_kind((told_type, kind.shape)) or kind
+
+
+def infer_unseen(
+    file: OnnxFile, atoms: Atoms, kinds: dict[str, TensorKind], node_bytes: list[int]
+) -> None:
+    """Add the kinds of tensors between atoms that a run has not shown, where they follow from
+    others.
+
+    ONNX Runtime has no kernel for some nodes, and computes others in their place: all functions of
+    ONNX, and many nodes in float16.
+    """
+    unseen = {name for atom in atoms for name in atom.outputs if name not in kinds}
+    if not unseen:
+        return
+    known = {
+        name: (ONNX_TYPES[kind.dtype], kind.shape) for name, kind in kinds.items() if kind.travels
+    }
+    inferred = file.inferred_sizes(known)
+    for index, node in enumerate(file.nodes):
+        for name in unseen.intersection(node.output) & inferred.keys():
+            number, shape = inferred[name]
+            kind = _told_kind((NUMPY_NAMES.get(number), shape))
+            if kind is not None:
+                kinds[name] = kind
+                node_bytes[index] += kind.nbytes
 
 
 def _told_kind(told: Any) -> TensorKind | None:

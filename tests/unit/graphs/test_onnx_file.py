@@ -12,9 +12,18 @@ from onnx import TensorProto, helper
 from edge.errors import CheckpointError
 from edge.graphs import onnx_file
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import open_onnx
+from edge.graphs.onnx_file import ONNX_TYPES, open_onnx
 from edge.runs.graphs.inputs import checked
-from tests.support.small_graphs import KINDS, branches, cnn, control_flow, tree, written
+from tests.support.small_graphs import (
+    KINDS,
+    branches,
+    cnn,
+    control_flow,
+    encoder,
+    seen_kinds,
+    tree,
+    written,
+)
 
 
 def test_inputs_outputs_and_weights_are_told(tmp_path: Path) -> None:
@@ -237,3 +246,15 @@ def test_bodies_within_bodies_see_what_is_around_them(tmp_path: Path) -> None:
     body.node[0].CopyFrom(deep)
     with pytest.raises(CheckpointError, match="'nowhere' before it is computed"):
         open_onnx(written(model, tmp_path))
+
+
+def test_sizes_of_a_run_follow_from_those_that_it_has_shown(tmp_path: Path) -> None:
+    file = open_onnx(written(encoder(), tmp_path))
+    kinds = seen_kinds(encoder(), KINDS["encoder"][1](0))
+    shown = {n: (ONNX_TYPES[kind.dtype], kind.shape) for n, kind in kinds.items()}
+    hidden = [node.output[0] for node in file.nodes if node.op_type in ("Softmax", "Sigmoid")]
+    assert len(hidden) == 4
+    expected = {name: shown.pop(name) for name in hidden}
+    ids = (TensorProto.INT64, (2, 5))
+    found = file.inferred_sizes({**shown, "ids": ids})
+    assert {name: found[name] for name in hidden} == expected

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from edge.api.graph import AsyncGraph, GraphAsked, asked_plan
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
@@ -95,6 +95,32 @@ def test_two_peers_compute_what_one_does(name: str, tmp_path: Path) -> None:
                 expected = computed(make(), inputs_of(seed))
                 rtol = 2e-3 if name == "half" else 1e-5
                 agree(await graph.run(inputs_of(seed)), expected, rtol)
+            await graph.aclose()
+
+    asyncio.run(main())
+
+
+def expanded() -> ModelProto:
+    """Nodes that ONNX Runtime computes by others, as it has no kernel for them."""
+    b = Builder(11)
+    x = b.add("Cast", "x", to=TensorProto.FLOAT16)
+    w = b.constant(np.random.default_rng(11).normal(0, 0.3, (8, 8)).astype(np.float16))
+    for kind in ("Softmax", "Relu", "ThresholdedRelu"):
+        x = b.add(kind, b.add("MatMul", x, w))
+        x = b.add("Abs", x)
+    b.add("Cast", x, to=FLOAT, out="y")
+    return b.model({"x": (FLOAT, ["n", 8])}, {"y": FLOAT})
+
+
+def test_a_graph_is_cut_at_nodes_that_the_profile_does_not_show(tmp_path: Path) -> None:
+    sample = {"x": np.random.default_rng(0).normal(0, 1, (3, 8)).astype(np.float32)}
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            graph = await load(written(expanded(), tmp_path), peers[:1], sample)
+            assert graph.facts.cuts == tuple(range(1, len(graph.atoms)))
+            expected = seen_kinds(expanded(), sample)
+            assert {n: graph.measured.kinds[n] for n in expected} == expected
             await graph.aclose()
 
     asyncio.run(main())
