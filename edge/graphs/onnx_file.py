@@ -11,7 +11,7 @@ import heapq
 import math
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -145,12 +145,11 @@ class OnnxFile:
         graph = self.model.graph
         told = {each.name: each for each in (*graph.value_info, *graph.output)}
         found = {name: _without_sizes(each) for name, each in told.items()}
-        inferred = self._inferred(self._given_inputs(), ())
-        found |= {
-            each.name: _without_names(each)
-            for each in inferred
-            if each.name not in found or each.type.tensor_type.HasField("shape")
-        }
+        inputs = self._given_inputs()
+        names = {dim.dim_param for each in inputs for dim in each.type.tensor_type.shape.dim}
+        for each in self._inferred(inputs, ()):
+            if each.name not in found or each.type.tensor_type.HasField("shape"):
+                found[each.name] = _joined(each, found.get(each.name), names)
         return found | {each.name: each for each in graph.input}
 
     def inferred_types(self) -> dict[str, int]:
@@ -666,10 +665,21 @@ def _without_sizes(value: ValueInfoProto) -> ValueInfoProto:
     return free
 
 
-def _without_names(value: ValueInfoProto) -> ValueInfoProto:
-    for dim in value.type.tensor_type.shape.dim:
-        dim.ClearField("dim_param")
-    return value
+def _joined(
+    inferred: ValueInfoProto, told: ValueInfoProto | None, names: Collection[str]
+) -> ValueInfoProto:
+    """Inferred sizes, with the names of free ones as the file tells them, or those of inputs: by
+    these ONNX Runtime knows sizes that are equal. Inference makes up others."""
+    dims = inferred.type.tensor_type.shape.dim
+    others = [] if told is None else told.type.tensor_type.shape.dim
+    for at, dim in enumerate(dims):
+        if dim.HasField("dim_value"):
+            continue
+        if len(others) == len(dims) and others[at].dim_param:
+            dim.dim_param = others[at].dim_param
+        elif dim.dim_param not in names:
+            dim.ClearField("dim_param")
+    return inferred
 
 
 def _named(text: str) -> str:

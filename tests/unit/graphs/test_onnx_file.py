@@ -16,6 +16,7 @@ from edge.graphs.onnx_file import ONNX_TYPES, open_onnx
 from edge.runs.graphs.inputs import checked
 from tests.support.small_graphs import (
     KINDS,
+    Builder,
     branches,
     cnn,
     control_flow,
@@ -246,6 +247,24 @@ def test_bodies_within_bodies_see_what_is_around_them(tmp_path: Path) -> None:
     body.node[0].CopyFrom(deep)
     with pytest.raises(CheckpointError, match="'nowhere' before it is computed"):
         open_onnx(written(model, tmp_path))
+
+
+def test_sizes_are_known_where_they_follow_and_names_where_they_are_told(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.add("MatMul", "x", b.weight(8, 6))
+    x = b.add("NonZero", x)
+    b.add("Add", b.add("Cast", x, to=TensorProto.FLOAT), b.constant(np.float32(1)), out="y")
+    model = b.model({"x": (TensorProto.FLOAT, ["n", 8])}, {"y": TensorProto.FLOAT})
+    for name, dtype, sizes in (
+        ("t0", TensorProto.FLOAT, [5, 9]), ("t1", TensorProto.INT64, [2, "found"])
+    ):  # fmt: skip
+        model.graph.value_info.append(helper.make_tensor_value_info(name, dtype, sizes))
+    known = open_onnx(written(model, tmp_path)).known_values
+    found = {
+        name: [dim.dim_value or dim.dim_param for dim in known[name].type.tensor_type.shape.dim]
+        for name in ("x", "t0", "t1", "t2")
+    }
+    assert found == {"x": ["n", 8], "t0": ["n", 6], "t1": [2, "found"], "t2": [2, ""]}
 
 
 def test_sizes_of_a_run_follow_from_those_that_it_has_shown(tmp_path: Path) -> None:
