@@ -38,6 +38,7 @@ CASES = {
     "local-cluster": ("predictions", "Predictions against plans on peers of this machine."),
     "predictions": ("predictions", "Predictions against pinned peers with slow networks."),
     "graph-corpus": ("graph_corpus", "Graphs of a folder, cut at every place and uncut."),
+    "graph-exports": ("graph_exports", "Fills a folder for graph-corpus."),
     "gpu-kernels": ("gpu_kernels", "Triton kernels beside the limits of a GPU."),
     "gpu-decode": ("gpu_decode", "Decoding on a GPU, against its memory and transformers."),
     "gpu-stream": ("gpu_stream", "Layers that stream into a GPU, against its link."),

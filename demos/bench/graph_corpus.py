@@ -6,7 +6,7 @@ A graph's kind is the name of its folder. `graph_exports.py` fills such a folder
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -73,13 +73,12 @@ def sample_of(path: Path, file: OnnxFile) -> dict[str, NDArray[Any]]:
 def write_part(part: GraphPart, path: Path) -> int:
     """Write a part as a peer keeps it: weights, then the graph. Returns where the graph lies."""
     contents = {name: array for _names, read in part.groups for name, array in read().items()}
-    begin = 0
+    places = {entry.name: entry.offset for entry in part.manifest.tensors}
     with path.open("wb") as stored:
-        for entry in part.manifest.tensors:
-            stored.seek(entry.offset)
-            stored.write(contents[entry.name].data)
-            begin = entry.offset if entry.name == GRAPH_NAME else begin
-    return begin
+        for name, place in places.items():
+            stored.seek(place)
+            stored.write(contents[name].data)
+    return places[GRAPH_NAME]
 
 
 @dataclass(slots=True)
@@ -168,10 +167,6 @@ def try_cuts(path: Path, folder: Path, every: int = 1) -> Tried:
     return tried
 
 
-def _graphs(folder: Path, only: str) -> Iterator[Path]:
-    yield from (path for path in sorted(folder.rglob("*.onnx")) if only in str(path))
-
-
 @click.command()
 @click.option(
     "--graphs",
@@ -186,7 +181,7 @@ def graph_corpus(graphs: Path, only: str, every: int) -> None:
     ort.set_global_thread_pool_sizes(1, 1)
     click.echo(_COLUMNS.format(*_HEAD))
     bad: list[str] = []
-    for path in _graphs(graphs, only):
+    for path in (each for each in sorted(graphs.rglob("*.onnx")) if only in str(each)):
         with tempfile.TemporaryDirectory() as name:
             try:
                 tried = try_cuts(path, Path(name), every)
