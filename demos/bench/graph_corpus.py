@@ -29,7 +29,7 @@ from edge.graphs.parts import (
     feasible_cuts,
 )
 from edge.graphs.tensors import pack, unpack
-from edge.peer.graph_process import LoadedPart
+from edge.peer.graph_process import PartSession
 from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, compare
 from edge.runs.graphs.inputs import checked, made_up_sample
 from edge.runs.graphs.measuring import infer_unseen, kind_of, see_kinds
@@ -114,17 +114,17 @@ class Computer:
         self.kinds |= {name: kind_of(array) for name, array in results.items()}
         infer_unseen(self.file, self.atoms, self.kinds, node_bytes)
 
-    def _open(self, part: GraphPart, *, plain: bool = False) -> LoadedPart:
+    def _open(self, part: GraphPart, *, plain: bool = False) -> PartSession:
         path = self.folder / WEIGHTS_FILE
         begin = write_part(part, path)
         return self._loaded(path, begin, path.stat().st_size - begin, plain)
 
-    def _loaded(self, path: Path, offset: int, nbytes: int, plain: bool = False) -> LoadedPart:
+    def _loaded(self, path: Path, offset: int, nbytes: int, plain: bool = False) -> PartSession:
         asked = {"path": str(path), "offset": offset, "nbytes": nbytes, "inside": INSIDE}
-        return LoadedPart({**asked, "profile": plain, "plain": plain}, self.folder)
+        return PartSession({**asked, "profile": plain, "plain": plain}, self.folder)
 
 
-def _run(loaded: LoadedPart, inputs: Arrays) -> Arrays:
+def _run(loaded: PartSession, inputs: Arrays) -> Arrays:
     return unpack(loaded.run(memoryview(pack(inputs))))[0]
 
 

@@ -55,7 +55,7 @@ GRAPHS = (
      "char_inputs=1,20 diac_inputs=1,20 input_lengths:20"),
     ("transformer", "rxnmap", "chython_rxnmap-2.0", "LGPL-3.0-or-later",
      "chython_rxnmap/rxnmap.onnx",
-     "atoms=1,12 neighbors=1,12 distances=1,12,12 roles=1,12 roles:1"),
+     "atoms=1,12 neighbors=1,12 distances=1,12,12 roles=1,12 distances:2 roles:1"),
     ("encoder-decoder", "romanizer-encoder", "arabic_name_romanizer-0.2.0", "MIT",
      "arabic_name_romanizer/resources/encoder.onnx", "src=1,9 src_mask=1,9"),
     ("encoder-decoder", "romanizer-decoder", "arabic_name_romanizer-0.2.0", "MIT",

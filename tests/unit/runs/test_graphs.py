@@ -19,6 +19,7 @@ from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
 from edge.partition import GraphChoice, GraphPlan, GraphStage, estimate_graph
+from edge.peer import graph_parts
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.runs.graphs import cut_graph, measured_peers, measuring
@@ -124,6 +125,30 @@ def test_a_graph_is_cut_at_nodes_that_the_profile_does_not_show(tmp_path: Path) 
             await graph.aclose()
 
     asyncio.run(main())
+
+
+def test_a_part_has_addresses_for_its_file_and_for_what_is_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime maps the file, reads weights from it and packs them."""
+    seen: list[tuple[int, int]] = []
+
+    class Seen(graph_parts._HostedPart):
+        def __init__(self, call: Any, shard: Any, threads: int, memory_bytes: int) -> None:
+            seen.append((memory_bytes - call.buffer_bytes, shard.manifest.total_bytes))
+            super().__init__(call, shard, threads, memory_bytes)
+
+    monkeypatch.setattr(graph_parts, "_HostedPart", Seen)
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            make, inputs_of = KINDS["cnn"]
+            graph = await load(written(make(), tmp_path), peers[:1], inputs_of(0))
+            await graph.aclose()
+
+    asyncio.run(main())
+    assert seen
+    assert all(limit >= 3 * weights for limit, weights in seen)
 
 
 def bomb() -> Builder:
@@ -530,6 +555,10 @@ def test_results_are_compared_within_a_tolerance() -> None:
                   {**one, "k": np.array([1.0, 2.0])}):  # fmt: skip
         assert compare(other, one, tolerance=1.0).problem is not None
     bytes_ = {"q": np.array([255, 0], np.uint8)}
+    nearly_nothing = {"y": np.array([0.0, 1e-6], np.float32)}
+    one_rounding = {"y": np.array([6e-8, 1.12e-6], np.float32)}
+    assert compare(one_rounding, nearly_nothing, tolerance=1e-3).problem is None
+    assert compare({"y": np.zeros(2, np.float32)}, nearly_nothing, tolerance=1e-3).problem
     assert compare({"q": np.array([254, 1], np.uint8)}, bytes_, tolerance=0).problem is None
     assert compare({"q": np.array([250, 1], np.uint8)}, bytes_, tolerance=0).problem is not None
 
