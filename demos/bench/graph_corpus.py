@@ -30,7 +30,7 @@ from edge.graphs.parts import (
 )
 from edge.graphs.tensors import pack, unpack
 from edge.peer.graph_process import PartSession
-from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, compare
+from edge.runs.graphs.agreement import compare, tolerance_of
 from edge.runs.graphs.inputs import checked, made_up_sample
 from edge.runs.graphs.measuring import infer_unseen, kind_of, see_kinds
 
@@ -142,8 +142,7 @@ def try_cuts(path: Path, folder: Path, every: int = 1) -> Tried:
     expected = computer.uncut(sample)
     places = feasible_cuts(atoms, computer.kinds)
     tried = Tried(nodes=len(file.nodes), atoms=len(atoms), places=len(places))
-    halves = any(kind.dtype == "float16" for kind in computer.kinds.values())
-    agree = partial(compare, tolerance=HALF_TOLERANCE if halves else TOLERANCE)
+    agree = partial(compare, tolerance=tolerance_of(file, computer.kinds))
     first: Arrays = {}
     for number, place in list(enumerate(places))[::every]:
         rest = places[number + 1 :]

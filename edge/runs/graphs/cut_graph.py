@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, EdgeError, NetworkError, PeerError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, OnnxFile
-from edge.graphs.parts import TensorKind, cut_part
+from edge.graphs.parts import cut_part
 from edge.graphs.state import zeros
 from edge.host.free_memory import format_size
 from edge.partition import (
@@ -27,7 +27,7 @@ from edge.partition import (
 from edge.partition import PlanError as PartitionPlanError
 from edge.progress import OnProgress, Progress
 from edge.protocol.peer_info import PeerInfo
-from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE, Agreement, compare
+from edge.runs.graphs.agreement import Agreement, compare, tolerance_of
 from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.inputs import checked
 from edge.runs.graphs.measured_peers import HELD_BYTES, LEAST_BUFFER_BYTES, MeasuredPeers
@@ -162,7 +162,7 @@ class CutGraph:
             return
         while True:
             found = await self.run(sample, ends_early=False)
-            tolerance = _tolerance(self.measured.kinds)
+            tolerance = tolerance_of(self.file, self.measured.kinds)
             self.agreement = compare(found, self.measured.results, tolerance=tolerance)
             if self.agreement.problem is None:
                 return
@@ -349,11 +349,6 @@ async def load_cut_graph(
         await uninterrupted(graph.aclose())
         raise
     return graph
-
-
-def _tolerance(kinds: Mapping[str, TensorKind]) -> float:
-    halves = any(kind.dtype == "float16" for kind in kinds.values())
-    return HALF_TOLERANCE if halves else TOLERANCE
 
 
 def _no_room(facts: GraphFacts) -> CapacityError:
