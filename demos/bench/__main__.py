@@ -40,6 +40,8 @@ CASES = {
     "graph-peers": ("graph_peers", "What a second peer gains for a graph."),
     "graph-overhead": ("graph_peers", "A stage on one peer beside plain ONNX Runtime."),
     "graph-predictions": ("graph_clusters", "Predictions for graphs on pinned peers."),
+    "graph-corpus": ("graph_corpus", "Graphs of a folder, cut at every place and uncut."),
+    "graph-exports": ("graph_exports", "Fills a folder for graph-corpus."),
     "gpu-kernels": ("gpu_kernels", "Triton kernels beside the limits of a GPU."),
     "gpu-decode": ("gpu_decode", "Decoding on a GPU, against its memory and transformers."),
     "gpu-stream": ("gpu_stream", "Layers that stream into a GPU, against its link."),

@@ -6,10 +6,12 @@ are read when they are asked for.
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import math
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -28,11 +30,13 @@ from onnx import (
     TensorProto,
     TensorShapeProto,
     ValueInfoProto,
+    helper,
 )
 
 from edge.errors import CheckpointError, printable
 
-OLDEST_OPSET = 13
+OLDEST_OPSET = 7
+"""The oldest that ONNX Runtime promises to compute."""
 DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
 """Domains of operators that ONNX Runtime itself has. Others would need a library of their own."""
 
@@ -131,44 +135,70 @@ class OnnxFile:
 
     @cached_property
     def known_values(self) -> Mapping[str, ValueInfoProto]:
-        """What the file says of tensors, by name. Of one between nodes, only type and rank if an
-        input has a free dimension.
+        """What is known of tensors before a run, by name: sizes only where they follow from inputs
+        and weights, so that they hold for every input.
 
         The sizes in a file may be those of the input with which it was exported. ONNX Runtime
-        computes such a tensor of any size, but refuses it as the input of a part.
+        computes such a tensor of any size, but refuses it as the input of a part. Without those
+        that follow, it takes a part for wrong whose shape arithmetic began in another part.
         """
         graph = self.model.graph
-        inputs = {each.name: each for each in graph.input}
-        others = {each.name: each for each in (*graph.value_info, *graph.output)}
-        shapes = [each.shape for each in self.inputs]
-        if any(shape is None or not all(isinstance(n, int) for n in shape) for shape in shapes):
-            others = {name: _without_sizes(each) for name, each in others.items()}
-        return others | inputs
+        told = {each.name: each for each in (*graph.value_info, *graph.output)}
+        found = {name: _without_sizes(each) for name, each in told.items()}
+        inputs = self._given_inputs()
+        names = {dim.dim_param for each in inputs for dim in each.type.tensor_type.shape.dim}
+        for each in self._inferred(inputs, ()):
+            if each.name not in found or each.type.tensor_type.HasField("shape"):
+                found[each.name] = _joined(each, found.get(each.name), names)
+        return found | {each.name: each for each in graph.input}
 
     def inferred_types(self) -> dict[str, int]:
-        """The types of tensors between nodes, by their numbers in ONNX, where they follow from
-        those of inputs and weights."""
-        bare = ModelProto()
-        bare.ir_version = self.model.ir_version
-        bare.opset_import.extend(self.model.opset_import)
-        graph = self.model.graph
-        bare.graph.name = graph.name
-        bare.graph.node.extend(graph.node)
-        for each in self.initialisers.values():
-            value = bare.graph.input.add()
-            value.name, value.type.tensor_type.elem_type = each.name, each.data_type
-        bare.graph.input.extend(v for v in graph.input if v.name not in self.initialisers)
-        bare.graph.output.extend(graph.output)
-        bare.graph.value_info.extend(graph.value_info)
-        try:
-            found = onnx.shape_inference.infer_shapes(bare).graph
-        except Exception:  # it raises many; what the file says is there
-            found = graph
+        """The types of tensors between nodes, by their numbers in ONNX, where they are known before
+        a run."""
         return {
-            each.name: number
-            for each in (*found.value_info, *found.output)
+            name: number
+            for name, each in self.known_values.items()
             if (number := each.type.tensor_type.elem_type)
         }
+
+    def inferred_sizes(
+        self, known: Mapping[str, tuple[int, Sequence[int]]]
+    ) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """The types and sizes of tensors between nodes, where all follow from those of weights and
+        of the tensors that a run has shown, `known`. Types are numbers in ONNX."""
+        seen = {name: helper.make_tensor_value_info(name, *each) for name, each in known.items()}
+        inputs = [seen.pop(each.name, each) for each in self._given_inputs()]
+        found = {}
+        for each in self._inferred(inputs, seen.values()):
+            held = each.type.tensor_type
+            if held.HasField("shape") and all(n.HasField("dim_value") for n in held.shape.dim):
+                found[each.name] = held.elem_type, tuple(n.dim_value for n in held.shape.dim)
+        return found
+
+    def _given_inputs(self) -> list[ValueInfoProto]:
+        return [each for each in self.model.graph.input if each.name not in self.initialisers]
+
+    def _inferred(
+        self, inputs: Iterable[ValueInfoProto], known: Iterable[ValueInfoProto]
+    ) -> list[ValueInfoProto]:
+        """What ONNX's inference tells of tensors between nodes, and of outputs."""
+        bare = ModelProto()
+        bare.ir_version = max(4, self.model.ir_version)  # initialisers are no inputs
+        bare.opset_import.extend(self.model.opset_import)
+        graph = bare.graph
+        graph.name = self.model.graph.name
+        graph.node.extend(self.model.graph.node)
+        for name, tensor in self.initialisers.items():
+            if self.is_apart(name):
+                info = helper.make_tensor_value_info(name, tensor.data_type, tensor.dims)
+                graph.input.append(info)
+            else:
+                graph.initializer.append(tensor)
+        graph.input.extend(inputs)
+        graph.value_info.extend(known)
+        with contextlib.suppress(Exception):  # it raises many; what is known is there
+            graph = onnx.shape_inference.infer_shapes(bare, data_prop=True).graph
+        return [each for each in graph.value_info if each.type.tensor_type.elem_type]
 
     @cached_property
     def graph_bytes(self) -> int:
@@ -231,7 +261,7 @@ def open_onnx(path: Path) -> OnnxFile:
 
     Raises CheckpointError, with one sentence, for anything that is not a graph that Edge can run:
     another kind of file, a truncated one, external data that is missing or outside its folder,
-    operators of custom domains, an opset before 13 or after the newest.
+    operators of custom domains, an opset before 7 or after the newest.
     """
     content = _read(path)
     try:
@@ -407,6 +437,7 @@ def _check_nodes(path: Path, graph: GraphProto, known: _Scope, *, depth: int) ->
     """Add what the nodes compute to `known`. Returns their number, with those inside of others."""
     if depth > _MOST_DEPTH:
         raise CheckpointError(f"{path} has control flow nested more than {_MOST_DEPTH} deep")
+    _put_in_order(graph)
     count = 0
     for node in graph.node:
         count += 1
@@ -438,6 +469,36 @@ def _check_nodes(path: Path, graph: GraphProto, known: _Scope, *, depth: int) ->
         if count > MOST_NODES:
             raise CheckpointError(f"{path} has more than {MOST_NODES:,} nodes")
     return count
+
+
+def _put_in_order(graph: GraphProto) -> None:
+    """Put each node behind those whose results it uses, as ONNX demands and some converters forget.
+
+    ONNX Runtime computes such graphs. Nodes keep their order where they can; so do all if there is
+    a cycle.
+    """
+    makers = {name: at for at, node in enumerate(graph.node) for name in node.output if name}
+    needed = [{makers[name] for name in inputs_of(node) if name in makers} for node in graph.node]
+    if all(max(each, default=-1) < at for at, each in enumerate(needed)):
+        return
+    users: dict[int, list[int]] = {}
+    for at, each in enumerate(needed):
+        for maker in each:
+            users.setdefault(maker, []).append(at)
+    missing = list(map(len, needed))
+    ready = [at for at, count in enumerate(missing) if not count]
+    order = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for user in users.get(order[-1], ()):
+            missing[user] -= 1
+            if not missing[user]:
+                heapq.heappush(ready, user)
+    if len(order) == len(needed):
+        nodes = GraphProto()
+        nodes.node.extend(graph.node[at] for at in order)
+        del graph.node[:]
+        graph.node.extend(nodes.node)
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
@@ -528,7 +589,7 @@ def _check_count(path: Path, tensor: TensorProto) -> None:
     says. ONNX Runtime checks those of other types."""
     if tensor.data_type not in _TYPED or tensor.HasField("raw_data"):
         return
-    values = getattr(tensor, onnx.helper.tensor_dtype_to_field(tensor.data_type))
+    values = getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))
     if len(values) != math.prod(tensor.dims):
         raise CheckpointError(
             f"{path}: {_named(tensor.name)} has {len(values):,} values, and its shape "
@@ -565,7 +626,7 @@ def tensor_bytes(tensor: TensorProto, path: Path | None = None) -> int:
     bits = _BITS.get(tensor.data_type)
     if bits is None:
         try:
-            bits = 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            bits = 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
         except KeyError as error:
             raise CheckpointError(f"{path}: {_named(tensor.name)} has no known type") from error
     return -(-count * bits // 8)
@@ -587,7 +648,10 @@ def _value(info: ValueInfoProto, what: str) -> GraphValue:
 
 def _size(dim: TensorShapeProto.Dimension) -> int | str | None:
     if dim.WhichOneof("value") != "dim_value":
-        return dim.dim_param or None
+        # Some exporters write "?", "-1" or "None" for every free dimension, which are no names.
+        name = dim.dim_param
+        is_name = any(map(str.isalpha, name)) and name != "None"
+        return name if is_name else None
     # Some exporters write -1 for a free dimension.
     return dim.dim_value if dim.dim_value >= 0 else None
 
@@ -599,6 +663,23 @@ def _without_sizes(value: ValueInfoProto) -> ValueInfoProto:
         for dim in free.type.tensor_type.shape.dim:
             dim.ClearField("dim_value")
     return free
+
+
+def _joined(
+    inferred: ValueInfoProto, told: ValueInfoProto | None, names: Collection[str]
+) -> ValueInfoProto:
+    """Inferred sizes, with the names of free ones as the file tells them, or those of inputs: by
+    these ONNX Runtime knows sizes that are equal. Inference makes up others."""
+    dims = inferred.type.tensor_type.shape.dim
+    others = [] if told is None else told.type.tensor_type.shape.dim
+    for at, dim in enumerate(dims):
+        if dim.HasField("dim_value"):
+            continue
+        if len(others) == len(dims) and others[at].dim_param:
+            dim.dim_param = others[at].dim_param
+        elif dim.dim_param not in names:
+            dim.ClearField("dim_param")
+    return inferred
 
 
 def _named(text: str) -> str:

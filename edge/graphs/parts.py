@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge.errors import PlanError
 from edge.graphs.atoms import Atoms
@@ -179,13 +179,24 @@ def feasible_cuts(atoms: Atoms, kinds: Mapping[str, TensorKind]) -> list[int]:
 
 def _value_info(file: OnnxFile, name: str, kinds: Mapping[str, TensorKind]) -> Any:
     known = file.known_values.get(name)
-    if known is not None and known.type.tensor_type.elem_type:
-        return known
     kind = kinds.get(name)
+    if known is not None and known.type.tensor_type.elem_type and _may_be(known, kind):
+        return known
     if kind is None or not kind.travels:
         raise PlanError(f"the tensor {name!r:.80} cannot travel between devices")
     # The sizes are those of a sample, and may differ with another input.
     return helper.make_tensor_value_info(name, ONNX_TYPES[kind.dtype], [None] * len(kind.shape))
+
+
+def _may_be(known: ValueInfoProto, kind: TensorKind | None) -> bool:
+    """Whether a tensor as a run has shown it is one of those that a description allows."""
+    held = known.type.tensor_type
+    if kind is None or not held.HasField("shape"):
+        return True
+    sizes = [each.dim_value if each.HasField("dim_value") else None for each in held.shape.dim]
+    return len(sizes) == len(kind.shape) and all(
+        size in (None, seen) for size, seen in zip(sizes, kind.shape, strict=True)
+    )
 
 
 def _add_output(graph: Any, file: OnnxFile, name: str, kinds: Mapping[str, TensorKind]) -> None:

@@ -67,7 +67,8 @@ class CoordinatorParts:
                 stack.callback(self._shards.give_back)
                 await self._peer.reserve(name, use, self._user)
                 stack.callback(self._peer.release, name)
-                own = frames.PACKED * shard.manifest.total_bytes + call.buffer_bytes
+                # ONNX Runtime maps the file, too: addresses, and no memory that is reserved.
+                own = (1 + frames.PACKED) * shard.manifest.total_bytes + call.buffer_bytes
                 part = HostedPart(
                     call,
                     shard,

@@ -31,6 +31,7 @@ from edge.system.confinement import held_bytes, serve
 from edge.system.heap import keep_allocations_together
 
 _LONGEST_CAUSE = 2000
+_NO_MEMORY = b"failed\nit takes more memory than is reserved for it"
 _PROFILE_BYTES = 512 << 20
 _TYPES = {
     "float": "float32", "double": "float64", "float16": "float16", "bool": "bool",
@@ -42,8 +43,8 @@ _TYPES = {
 _NUMBERS = {onnx.TensorProto.DataType.Value(name.upper()): told for name, told in _TYPES.items()}
 
 
-class _Part:
-    """The part that is loaded."""
+class PartSession:
+    """A part that is loaded."""
 
     def __init__(self, asked: dict[str, Any], folder: Path | None) -> None:
         path = Path(asked["path"])
@@ -167,7 +168,7 @@ def main() -> None:
     folder = Path(sys.argv[6]) if sys.argv[6] else None
     keep_allocations_together()
     _warm_up(threads)
-    part: _Part | None = None
+    part: PartSession | None = None
 
     def reply(request: bytes) -> bytes | list[bytes | memoryview]:
         nonlocal part
@@ -177,7 +178,7 @@ def main() -> None:
         try:
             if word == "load":
                 part = None
-                part = _Part(json.loads(bytes(rest)), folder)
+                part = PartSession(json.loads(bytes(rest)), folder)
                 return b"loaded\n"
             if part is None:
                 return b"failed\nnothing is loaded"
@@ -186,8 +187,10 @@ def main() -> None:
             found = {"nodes": part.end_profile(), "types": part.types()}
             return b"profile\n" + json.dumps(found).encode()
         except MemoryError:
-            return b"failed\nit takes more memory than is reserved for it"
+            return _NO_MEMORY
         except Exception as error:  # ONNX Runtime raises many
+            if "std::bad_alloc" in str(error):
+                return _NO_MEMORY
             return b"failed\n" + (str(error) or type(error).__name__)[:_LONGEST_CAUSE].encode(
                 "utf-8", "replace"
             )

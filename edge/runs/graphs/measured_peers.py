@@ -16,7 +16,7 @@ from edge.progress import OnProgress
 from edge.protocol.graph_frames import PACKED, PROCESS_BYTES
 from edge.protocol.part_runs import RUNS_AT_ONCE
 from edge.protocol.peer_info import PeerInfo
-from edge.runs.graphs.agreement import HALF_TOLERANCE, TOLERANCE
+from edge.runs.graphs.agreement import tolerance_of
 from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.measuring import (
     TENSORS_AT_ONCE,
@@ -80,8 +80,7 @@ class MeasuredPeers:
     @property
     def tolerance(self) -> float:
         """By how much results may differ; see `compare`."""
-        halves = any(kind.dtype == "float16" for kind in self.kinds.values())
-        return HALF_TOLERANCE if halves else TOLERANCE
+        return tolerance_of(self._file, self.kinds)
 
     @property
     def kinds(self) -> Mapping[str, TensorKind]:

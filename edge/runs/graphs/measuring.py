@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CapacityError, EdgeError, PeerError
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import NUMPY_NAMES, OnnxFile
+from edge.graphs.onnx_file import NUMPY_NAMES, ONNX_TYPES, OnnxFile
 from edge.graphs.parts import (
     INSIDE,
     GraphPart,
@@ -152,9 +152,7 @@ async def measure_graph(
     known: what another peer has shown; then only times and results are new. Raises CapacityError if
     one atom alone has no room, and the errors of `RemotePart`.
     """
-    kinds = dict(
-        known.kinds if known else {name: _kind_of(array) for name, array in sample.items()}
-    )
+    kinds = dict(known.kinds if known else {name: kind_of(array) for name, array in sample.items()})
     seconds = [0.0] * len(atoms)
     node_bytes = list(known.node_bytes) if known else [0] * len(file.nodes)
     tensors: dict[str, NDArray[Any]] = dict(sample)
@@ -168,10 +166,12 @@ async def measure_graph(
         timing = _Timing(file, part, peer, buffer_bytes, run_limit_s, on_progress)
         if known is None:
             seen, types = await timing.run(tensors, plain=True, runs=1)
-            _see_kinds(file, seen, types, kinds, node_bytes, peer)
-            kinds |= {name: _kind_of(tensors[name]) for name in part.outputs}
+            see_kinds(file, seen, types, kinds, node_bytes, peer.name)
+            kinds |= {name: kind_of(tensors[name]) for name in part.outputs}
         timed, _types = await timing.run(tensors, plain=False, runs=runs)
-        _add_times(file, atoms, section, timed, seconds, peer)
+        _add_times(file, atoms, section, timed, seconds, peer.name)
+    if known is None:
+        infer_unseen(file, atoms, kinds, node_bytes)
     results = {each.name: tensors[each.name] for each in file.outputs}
     return MeasuredGraph(
         seconds=tuple(seconds), kinds=kinds, node_bytes=tuple(node_bytes), results=results
@@ -262,7 +262,8 @@ def _sections(file: OnnxFile, atoms: Atoms, peer: PeerInfo) -> list[range]:
     return [*sections, range(start, len(atoms))]
 
 
-def _kind_of(array: NDArray[Any]) -> TensorKind:
+def kind_of(array: NDArray[Any]) -> TensorKind:
+    """The kind of an input or output."""
     dtype = "string" if array.dtype.kind in "OUS" else array.dtype.name
     nbytes = sum(4 + len(str(each)) for each in array.flat) if dtype == "string" else array.nbytes
     return TensorKind(dtype=dtype, shape=array.shape, nbytes=nbytes)
@@ -271,15 +272,18 @@ def _kind_of(array: NDArray[Any]) -> TensorKind:
 _ITEM_BYTES = {"bool": 1, "bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "string": 16}
 
 
-def _see_kinds(
+def see_kinds(
     file: OnnxFile,
     seen: Sequence[Any],
     types: Mapping[str, Any],
     kinds: dict[str, TensorKind],
     node_bytes: list[int],
-    peer: PeerInfo,
+    peer: str,
 ) -> None:
-    """Add the kinds of the tensors that each node gave."""
+    """Add the kinds of the tensors that each node gave on the peer of this name, and their bytes.
+
+    seen, types: the profile of a run of the graph as it is written; see `RemotePart.profile`.
+    """
     for index, _micros, told in _events(seen, peer, file):
         if index is None or index >= len(file.nodes):
             continue
@@ -292,6 +296,31 @@ def _see_kinds(
             if kind is not None:
                 told_type = types.get(name, kind.dtype)
                 kinds[name] = _told_kind((told_type, kind.shape)) or kind
+
+
+def infer_unseen(
+    file: OnnxFile, atoms: Atoms, kinds: dict[str, TensorKind], node_bytes: list[int]
+) -> None:
+    """Add the kinds of tensors between atoms that a run has not shown, where they follow from
+    others.
+
+    ONNX Runtime has no kernel for some nodes, and computes others in their place: all functions of
+    ONNX, and many nodes in float16.
+    """
+    unseen = {name for atom in atoms for name in atom.outputs if name not in kinds}
+    if not unseen:
+        return
+    known = {
+        name: (ONNX_TYPES[kind.dtype], kind.shape) for name, kind in kinds.items() if kind.travels
+    }
+    inferred = file.inferred_sizes(known)
+    for index, node in enumerate(file.nodes):
+        for name in unseen.intersection(node.output) & inferred.keys():
+            number, shape = inferred[name]
+            kind = _told_kind((NUMPY_NAMES.get(number), shape))
+            if kind is not None:
+                kinds[name] = kind
+                node_bytes[index] += kind.nbytes
 
 
 def _told_kind(told: Any) -> TensorKind | None:
@@ -314,7 +343,7 @@ def _add_times(
     section: range,
     timed: Sequence[Any],
     seconds: list[float],
-    peer: PeerInfo,
+    peer: str,
 ) -> None:
     """Add the median of each node's times to its atom, as a share of what whole runs take: where
     a device is held up now and then, a pause lies in few nodes of a run, but in most runs.
@@ -350,7 +379,7 @@ def _whole_run_s(times: Iterable[Sequence[float]]) -> float:
 
 
 def _events(
-    events: Sequence[Any], peer: PeerInfo, file: OnnxFile
+    events: Sequence[Any], peer: str, file: OnnxFile
 ) -> list[tuple[int | None, float, list[Any]]]:
     """The index of the node in the file, microseconds and kinds. Raises PeerError for other
     values."""
@@ -365,5 +394,5 @@ def _events(
             index = int(match[-1][:9]) if match else makers.get(name.removesuffix(_IN_BLOCKS))
             found.append((index, taken, list(told)))
         except (TypeError, ValueError, OverflowError) as error:
-            raise PeerError(peer.name, "sent times of nodes that make no sense") from error
+            raise PeerError(peer, "sent times of nodes that make no sense") from error
     return found

@@ -12,8 +12,19 @@ from onnx import TensorProto, helper
 from edge.errors import CheckpointError
 from edge.graphs import onnx_file
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import open_onnx
-from tests.support.small_graphs import KINDS, branches, cnn, control_flow, tree, written
+from edge.graphs.onnx_file import ONNX_TYPES, open_onnx
+from edge.runs.graphs.inputs import checked
+from tests.support.small_graphs import (
+    KINDS,
+    Builder,
+    branches,
+    cnn,
+    control_flow,
+    encoder,
+    seen_kinds,
+    tree,
+    written,
+)
 
 
 def test_inputs_outputs_and_weights_are_told(tmp_path: Path) -> None:
@@ -120,7 +131,7 @@ def test_places_of_external_data_are_checked(value: str, tmp_path: Path) -> None
         open_onnx(path)
 
 
-@pytest.mark.parametrize("version", [12, 999])
+@pytest.mark.parametrize("version", [6, 999])
 def test_other_opsets_are_refused(version: int, tmp_path: Path) -> None:
     model = branches()
     model.opset_import[0].version = version
@@ -159,10 +170,30 @@ def test_negative_sizes_are_free(tmp_path: Path) -> None:
     assert str(file.inputs[0]) == "float32 [?, 3, 16, 16]"
 
 
-def test_nodes_must_come_after_what_they_use(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["?", "-1", "None"])
+def test_free_sizes_of_one_placeholder_may_differ(name: str, tmp_path: Path) -> None:
+    model = cnn()
+    for place in (0, 2, 3):
+        model.graph.input[0].type.tensor_type.shape.dim[place].dim_param = name
+    file = open_onnx(written(model, tmp_path))
+    assert str(file.inputs[0]) == "float32 [?, 3, ?, ?]"
+    checked(file.inputs, {"x": np.zeros((1, 3, 16, 24), np.float32)})
+
+
+def test_nodes_in_another_order_are_put_behind_what_they_use(tmp_path: Path) -> None:
+    model = control_flow()
+    body = next(each.g for each in model.graph.node[-2].attribute if each.name == "body")
+    for graph in (model.graph, body):
+        nodes = list(graph.node)
+        graph.ClearField("node")
+        graph.node.extend(reversed(nodes))
+    file = open_onnx(written(model, tmp_path))
+    assert [node.name for node in file.nodes] == [node.name for node in control_flow().graph.node]
+
+
+def test_nodes_must_not_use_what_none_before_them_can_compute(tmp_path: Path) -> None:
     model = branches()
-    node = model.graph.node.pop(0)
-    model.graph.node.append(node)
+    model.graph.node[0].input[0] = model.graph.node[-1].output[0]
     with pytest.raises(CheckpointError, match="before it is computed"):
         open_onnx(written(model, tmp_path))
 
@@ -216,3 +247,33 @@ def test_bodies_within_bodies_see_what_is_around_them(tmp_path: Path) -> None:
     body.node[0].CopyFrom(deep)
     with pytest.raises(CheckpointError, match="'nowhere' before it is computed"):
         open_onnx(written(model, tmp_path))
+
+
+def test_sizes_are_known_where_they_follow_and_names_where_they_are_told(tmp_path: Path) -> None:
+    b = Builder()
+    x = b.add("MatMul", "x", b.weight(8, 6))
+    x = b.add("NonZero", x)
+    b.add("Add", b.add("Cast", x, to=TensorProto.FLOAT), b.constant(np.float32(1)), out="y")
+    model = b.model({"x": (TensorProto.FLOAT, ["n", 8])}, {"y": TensorProto.FLOAT})
+    for name, dtype, sizes in (
+        ("t0", TensorProto.FLOAT, [5, 9]), ("t1", TensorProto.INT64, [2, "found"])
+    ):  # fmt: skip
+        model.graph.value_info.append(helper.make_tensor_value_info(name, dtype, sizes))
+    known = open_onnx(written(model, tmp_path)).known_values
+    found = {
+        name: [dim.dim_value or dim.dim_param for dim in known[name].type.tensor_type.shape.dim]
+        for name in ("x", "t0", "t1", "t2")
+    }
+    assert found == {"x": ["n", 8], "t0": ["n", 6], "t1": [2, "found"], "t2": [2, ""]}
+
+
+def test_sizes_of_a_run_follow_from_those_that_it_has_shown(tmp_path: Path) -> None:
+    file = open_onnx(written(encoder(), tmp_path))
+    kinds = seen_kinds(encoder(), KINDS["encoder"][1](0))
+    shown = {n: (ONNX_TYPES[kind.dtype], kind.shape) for n, kind in kinds.items()}
+    hidden = [node.output[0] for node in file.nodes if node.op_type in ("Softmax", "Sigmoid")]
+    assert len(hidden) == 4
+    expected = {name: shown.pop(name) for name in hidden}
+    ids = (TensorProto.INT64, (2, 5))
+    found = file.inferred_sizes({**shown, "ids": ids})
+    assert {name: found[name] for name in hidden} == expected

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from edge.api.graph import AsyncGraph, GraphAsked, asked_plan
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
@@ -20,10 +20,11 @@ from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, open_onnx
 from edge.graphs.tiles import TileSize
 from edge.partition import GraphChoice, GraphPlan, GraphStage, estimate_graph
+from edge.peer import graph_parts
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.runs.graphs import cut_graph, measured_peers, measuring
-from edge.runs.graphs.agreement import compare
+from edge.runs.graphs.agreement import compare, tolerance_of
 from edge.runs.graphs.cut_graph import CutGraph, load_cut_graph
 from edge.runs.graphs.graph_options import EarlyExit, GraphOptions
 from edge.runs.graphs.inputs import checked, made_up_sample
@@ -101,6 +102,56 @@ def test_two_peers_compute_what_one_does(name: str, tmp_path: Path) -> None:
             await graph.aclose()
 
     asyncio.run(main())
+
+
+def expanded() -> ModelProto:
+    """Nodes that ONNX Runtime computes by others, as it has no kernel for them."""
+    b = Builder(11)
+    x = b.add("Cast", "x", to=TensorProto.FLOAT16)
+    w = b.constant(np.random.default_rng(11).normal(0, 0.3, (8, 8)).astype(np.float16))
+    for kind in ("Softmax", "Relu", "ThresholdedRelu"):
+        x = b.add(kind, b.add("MatMul", x, w))
+        x = b.add("Abs", x)
+    b.add("Cast", x, to=FLOAT, out="y")
+    return b.model({"x": (FLOAT, ["n", 8])}, {"y": FLOAT})
+
+
+def test_a_graph_is_cut_at_nodes_that_the_profile_does_not_show(tmp_path: Path) -> None:
+    sample = {"x": np.random.default_rng(0).normal(0, 1, (3, 8)).astype(np.float32)}
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            graph = await load(written(expanded(), tmp_path), peers[:1], sample)
+            assert graph.facts.cuts == tuple(range(1, len(graph.atoms)))
+            expected = seen_kinds(expanded(), sample)
+            assert {n: graph.measured.kinds[n] for n in expected} == expected
+            await graph.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_part_has_addresses_for_its_file_and_for_what_is_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime maps the file, reads weights from it and packs them."""
+    seen: list[tuple[int, int]] = []
+
+    class Seen(graph_parts.HostedPart):
+        def __init__(self, call: Any, shard: Any, user: Any, **terms: Any) -> None:
+            seen.append((terms["memory_bytes"] - call.buffer_bytes, shard.manifest.total_bytes))
+            super().__init__(call, shard, user, **terms)
+
+    monkeypatch.setattr(graph_parts, "HostedPart", Seen)
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            make, inputs_of = KINDS["cnn"]
+            graph = await load(written(make(), tmp_path), peers[:1], inputs_of(0))
+            await graph.aclose()
+
+    asyncio.run(main())
+    assert seen
+    assert all(limit >= 3 * weights for limit, weights in seen)
 
 
 def bomb() -> Builder:
@@ -578,6 +629,15 @@ def test_a_made_up_sample_has_the_forms_that_are_wanted(tmp_path: Path) -> None:
         checked(values, made_up_sample(values))
 
 
+def test_coarse_numbers_may_differ_by_more(tmp_path: Path) -> None:
+    found = {}
+    for name in ("cnn", "half", "quantised"):
+        make, inputs_of = KINDS[name]
+        kinds = seen_kinds(make(), inputs_of(0))
+        found[name] = tolerance_of(open_onnx(written(make(), tmp_path)), kinds)
+    assert found == {"cnn": 1e-3, "half": 1e-2, "quantised": 5e-2}
+
+
 def test_results_are_compared_within_a_tolerance() -> None:
     one = {"x": np.array([1.0, -8.0, np.nan], np.float32), "k": np.array([1, 2])}
     near = {**one, "x": np.array([1.001, -8.0, np.nan], np.float32)}
@@ -592,6 +652,10 @@ def test_results_are_compared_within_a_tolerance() -> None:
                   {**one, "k": np.array([1.0, 2.0])}):  # fmt: skip
         assert compare(other, one, tolerance=1.0).problem is not None
     bytes_ = {"q": np.array([255, 0], np.uint8)}
+    nearly_nothing = {"y": np.array([0.0, 1e-6], np.float32)}
+    one_rounding = {"y": np.array([6e-8, 1.12e-6], np.float32)}
+    assert compare(one_rounding, nearly_nothing, tolerance=1e-3).problem is None
+    assert compare({"y": np.zeros(2, np.float32)}, nearly_nothing, tolerance=1e-3).problem
     assert compare({"q": np.array([254, 1], np.uint8)}, bytes_, tolerance=0).problem is None
     assert compare({"q": np.array([250, 1], np.uint8)}, bytes_, tolerance=0).problem is not None
 
