@@ -39,6 +39,7 @@ CASES = {
     "predictions": ("predictions", "Predictions against pinned peers with slow networks."),
     "graph-peers": ("graph_peers", "What a second peer gains for a graph."),
     "graph-overhead": ("graph_peers", "A stage on one peer beside plain ONNX Runtime."),
+    "graph-tiles": ("graph_peers", "A large picture in tiles over two peers."),
     "graph-predictions": ("graph_clusters", "Predictions for graphs on pinned peers."),
     "graph-corpus": ("graph_corpus", "Graphs of a folder, cut at every place and uncut."),
     "graph-exports": ("graph_exports", "Fills a folder for graph-corpus."),

@@ -171,6 +171,16 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
+def picture_net(path: Path, width: int = 32, layers: int = 6) -> Path:
+    """Convolutions over a picture of any size. A pixel of y depends on `layers` + 1 around it."""
+    net = _Layers()
+    x = net.conv("x", width, 3)
+    for _ in range(layers - 1):
+        x = net.conv(x, width, width)
+    net.add("Conv", x, net.weight(3, width, 3, 3, fan=9 * width), pads=[1] * 4, out="y")
+    return net.write(path, {"x": (1, 3, "height", "width")}, ["y"])
+
+
 def written(name: str, folder: Path) -> Path:
     """The file of a kind's graph; made if it is not there."""
     path = folder / f"{name}.onnx"

@@ -15,19 +15,23 @@ from statistics import median
 from typing import Any
 
 import click
+import numpy as np
 
 import edge
 from edge.backends.onnx.runtime import ort
 from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
-from edge.demos.bench.graph_kinds import KINDS, written
+from edge.demos.bench.graph_kinds import KINDS, picture_net, written
 from edge.demos.bench.graph_turns import interval_s, latencies_s
 from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import in_turn
 from edge.demos.fleet import Fleet
+from edge.graphs.atoms import Atoms
+from edge.graphs.onnx_file import open_onnx
 
 _STREAM_S = 2.0
 _RUNS = 10
+_SIDE, _TILES = 2048, (512, 32)
 _OVERHEAD_RUNS_S = 1.0
 """Seconds of each side in a round."""
 
@@ -137,6 +141,43 @@ def graph_overhead(given: Given) -> Iterator[Found]:
                 figures.add("one stage / plain", "ratio", turn["one stage"] / turn["plain"])
         variant = f"1 x 1 thread, medians of {runs} inputs"
         yield Found(figures=figures, variant=variant, model=f"{name}: {kind.words}")
+
+
+@case.case("a large picture in tiles", case.rounds(4), case.FOLDER)
+def graph_tiles(given: Given) -> Iterator[Found]:
+    """A picture through seven convolutions, in tiles over two peers of a core each, in turn with
+    the whole picture on one of them."""
+    path = picture_net(given.folder / "picture.onnx")
+    x = np.random.default_rng(0).standard_normal((1, 3, _SIDE, _SIDE), np.float32)
+    figures, sample = Figures(), {"x": x}
+    with pinned_peers(2) as cluster, contextlib.ExitStack() as stack:
+        load = partial(cluster.load_graph, path, sample=sample)
+        tiled = stack.enter_context(load(tiles=_TILES))
+        one = {"stages": [{"device": cluster.peers[0].name, "atoms": [0, _count(path)]}]}
+        whole = stack.enter_context(load(plan=one))
+        expected = whole.run(sample)["y"]
+        difference = np.abs(tiled.run(sample)["y"] - expected).max() / np.abs(expected).max()
+        figures.add("difference, share of the largest value", "ratio", float(difference))
+
+        def side(graph: edge.Graph, _number: int) -> float:
+            began_s = time.perf_counter()
+            graph.run(sample)
+            return time.perf_counter() - began_s
+
+        sides = {"tiles": partial(side, tiled), "whole": partial(side, whole)}
+        for turn in in_turn(sides, given.rounds):
+            for words, seconds in turn.items():
+                figures.add(f"the picture, {words}", "s", seconds)
+            figures.add("whole / tiles", "ratio", turn["whole"] / turn["tiles"])
+        assert tiled.tiles is not None
+        figures.add("the picture, tiles, predicted", "s", tiled.tiles.picture_s)
+        count = tiled.tiles.count
+    variant = f"2 x 1 core, {count} tiles of {_TILES[0]} that overlap by {_TILES[1]}"
+    yield Found(figures=figures, variant=variant, model=f"7 convolutions, {_SIDE} x {_SIDE}")
+
+
+def _count(path: Path) -> int:
+    return len(Atoms(open_onnx(path)))
 
 
 _PLAIN: dict[str, Any] = {}

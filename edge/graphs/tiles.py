@@ -64,7 +64,7 @@ class TileSpan:
 
 def spans(length: int, tile: TileSize, step: int, grain: int) -> list[TileSpan]:
     """The tiles of so many pixels in one direction. Each begins at a multiple of `step`, and its
-    results at one of `grain`. The last one is longer by less than a step.
+    results at one of `grain`.
 
     Raises RequestError if tiles of this size have no room for their overlap.
     """
@@ -75,10 +75,12 @@ def spans(length: int, tile: TileSize, step: int, grain: int) -> list[TileSpan]:
             f"graph, which joins {step} pixels",
             remedy="give larger tiles",
         )
-    starts, last = [0], (length - tile.size) // step * step
-    while starts[-1] < last:
-        starts.append(min(starts[-1] + stride, last))
-    stops = [start + tile.size for start in starts[:-1]] + [length]
+    shared = tile.size - stride
+    if length > tile.size:  # as many tiles as are needed, and no larger than that
+        least = math.ceil((length - shared) / math.ceil((length - shared) / stride))
+        stride = math.ceil(least / step) * step
+    starts = list(range(0, max(1, length - shared), stride))
+    stops = [*(start + stride + shared for start in starts[:-1]), length]
     middles = [
         (stop + start) // 2 // grain * grain for stop, start in zip(stops, starts[1:], strict=False)
     ]
@@ -159,6 +161,12 @@ class TilePlan:
     @property
     def grain(self) -> int:
         return math.lcm(*(each.scale.denominator for each in self.merged.values()))
+
+    def share(self, size: Axes) -> float:
+        """The pixels of a picture's tiles, as a share of those of as many whole tiles."""
+        tiles = self.tiles(size)
+        pixels = sum((y.stop - y.start) * (x.stop - x.start) for y, x in tiles)
+        return pixels / (len(tiles) * self.tile.size**2)
 
     def tiles(self, size: Axes) -> list[tuple[TileSpan, TileSpan]]:
         """Rows and columns of the tiles of a picture; the last one comes first."""

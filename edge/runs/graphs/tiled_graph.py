@@ -12,6 +12,7 @@ from edge.concurrency.blocking import uninterrupted
 from edge.errors import CapacityError, RequestError
 from edge.graphs.onnx_file import OnnxFile
 from edge.graphs.tiles import (
+    Axes,
     Merged,
     TiledPicture,
     TilePlan,
@@ -34,9 +35,11 @@ from edge.runs.graphs.remote_part import Arrays
 class TiledGraph:
     """A loaded graph, and how its pictures are cut. Made by `load_tiled_graph`."""
 
-    def __init__(self, graph: CutGraph, tiling: TilePlan, count: int) -> None:
-        """count: tiles of the sample."""
-        self.graph, self.tiling, self.count = graph, tiling, count
+    def __init__(self, graph: CutGraph, tiling: TilePlan, size: Axes) -> None:
+        """size: height and width of the sample."""
+        self.graph, self.tiling, self._size = graph, tiling, size
+        self.count = len(tiling.tiles(size))
+        """Tiles of the sample."""
 
     async def run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
         """The outputs for these inputs; see `CutGraph.run`."""
@@ -46,7 +49,8 @@ class TiledGraph:
     def picture_s(self) -> float:
         """Predicted seconds of a picture as large as the sample."""
         estimate = self.graph.estimate
-        return _makespan(estimate.copies or (estimate,), self.count)
+        whole_s = _makespan(estimate.copies or (estimate,), self.count)
+        return whole_s * self.tiling.share(self._size)
 
 
 async def run_tiles(graph: CutGraph, tiling: TilePlan, inputs: Arrays) -> dict[str, NDArray[Any]]:
@@ -116,10 +120,9 @@ async def load_tiled_graph(
             for name, array in expected.items()
         }
         tiling = TilePlan(tile=tile, axes=axes, step=step, merged=merged)
-        count = len(tiling.tiles(size))
         if plan_only:
             await graph.only_plan()
-            return TiledGraph(graph, tiling, count)
+            return TiledGraph(graph, tiling, size)
         await graph.begin()
         await graph.check(one)
         tiled = await run_tiles(graph, tiling, whole)
@@ -129,7 +132,7 @@ async def load_tiled_graph(
     except BaseException:
         await uninterrupted(graph.aclose())
         raise
-    return TiledGraph(graph, tiling, count)
+    return TiledGraph(graph, tiling, size)
 
 
 async def _computed_whole(graph: CutGraph, inputs: Arrays) -> Arrays:

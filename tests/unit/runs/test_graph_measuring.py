@@ -11,8 +11,9 @@ import pytest
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import OnnxFile, open_onnx
 from edge.progress import ignore_progress
+from edge.protocol.part_runs import RUNS_AT_ONCE
 from edge.runs.graphs import measuring
-from edge.runs.graphs.remote_part import RUNS_AT_ONCE, RemotePart
+from edge.runs.graphs.remote_part import RemotePart
 from tests.support.passing_time import let_pass
 from tests.support.small_graphs import branches, cnn, written
 

