@@ -43,6 +43,10 @@ _SIZE = struct.Struct("!Q")
 
 POLL_S = 100e-6
 
+REST_POLL_S = 3 * POLL_S
+"""Seconds for which one message's rest is polled for, all its pieces together. Over a slow network
+a large message comes in many pieces, and a poll for each took a tenth of a busy core."""
+
 LOOK_EVERY_S = 1.0
 """Seconds between two checks of a waiting thread whether the other device acknowledges."""
 
@@ -229,14 +233,14 @@ class TcpLink:
             self._receive_rest(as_bytes(self._records.space(other)), is_ended=False)
             self._records.open(self._size, other)
 
-    def _poll_for(self, buffers: Buffers) -> int:
+    def _poll_for(self, buffers: Buffers, seconds: float = POLL_S) -> int:
         """Receive into buffers, polling for a moment before the thread sleeps.
 
         Sleeping and waking cost 10 to 50 µs, on a virtual machine more. Shards that compute in
         step, or wait for a record that is being sealed, mostly wait for less. The processor is
         yielded between polls.
         """
-        end_s = time.perf_counter() + POLL_S
+        end_s = time.perf_counter() + seconds
         while True:
             try:
                 return self._calls.receive_now(buffers)
@@ -246,8 +250,11 @@ class TcpLink:
                 yield_core()
 
     def _receive_rest(self, space: memoryview, *, is_ended: bool) -> None:
+        left_s = REST_POLL_S
         while not is_ended and space.nbytes:
-            count = self._poll_for((space,))
+            begun_s = time.perf_counter()
+            count = self._poll_for((space,), min(POLL_S, left_s))
+            left_s = max(0.0, left_s - (time.perf_counter() - begun_s))
             space = space[count:]
             is_ended = count == 0
         if is_ended:

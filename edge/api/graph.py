@@ -62,6 +62,8 @@ class TileFacts:
     """Tiles of a picture as large as the sample."""
     picture_s: float
     """Predicted seconds of such a picture. The estimate of the graph is that of a tile."""
+    interval_s: float
+    """Predicted seconds between such pictures of a stream."""
 
 
 class _GraphFacts:
@@ -118,6 +120,7 @@ class _GraphFacts:
             step=tiling.step,
             count=tiled.count,
             picture_s=tiled.picture_s,
+            interval_s=tiled.interval_s,
         )
 
     @property

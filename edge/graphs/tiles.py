@@ -45,11 +45,13 @@ class TileSize:
         if len(pair) != 2 or any(type(each) is not int for each in pair):
             raise RequestError("tiles must be (size, overlap), in pixels, as (512, 64)")
         size, overlap = pair
+        if size >= _WHOLE_STEPS:
+            size -= size % _WHOLE_STEPS
         if not LEAST_TILE <= size <= MOST_TILE or not 0 <= overlap <= size // 2:
             raise RequestError(
                 f"tiles have {LEAST_TILE} to {MOST_TILE} pixels and overlap by half of them at most"
             )
-        return cls(size if size < _WHOLE_STEPS else size // _WHOLE_STEPS * _WHOLE_STEPS, overlap)
+        return cls(size, overlap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +124,17 @@ class Merged:
         axes = tuple(
             axis for axis in range(len(one)) if one[axis : axis + 1] != other[axis : axis + 1]
         )
-        scales = {
-            Fraction(shape[axis], size[way])
-            for size, shape in zip(sizes, shapes, strict=True)
-            for way, axis in enumerate(axes[:2])
-        }
-        if len(one) != len(other) or len(axes) != 2 or len(scales) != 1:
+        scales = {Fraction(one[axis], sizes[0][way]) for way, axis in enumerate(axes[:2])}
+        scale = scales.pop() if len(scales) == 1 else Fraction(0)
+        # The other picture may have sides of no whole steps.
+        near = [abs(other[axis] - sizes[1][way] * scale) < 1 for way, axis in enumerate(axes[:2])]
+        if not scale or len(one) != len(other) or len(axes) != 2 or not all(near):
             raise RequestError(
                 f"the output {name!r:.80} cannot be put together from tiles: it has the shape "
                 f"{list(one)} for {sizes[0]} pixels, and {list(other)} for {sizes[1]}",
                 remedy="load the graph without tiles",
             )
-        return cls((axes[0], axes[1]), scales.pop())
+        return cls((axes[0], axes[1]), scale)
 
     def place(self, pixel: int) -> int:
         """Where the results of the pixels from this one on begin."""
@@ -157,6 +158,8 @@ class TilePlan:
     step: int
     merged: Mapping[str, Merged]
     """By output."""
+    rests: Axes
+    """Pixels of height and width beyond whole steps that tiles were checked with."""
 
     @property
     def grain(self) -> int:
@@ -179,9 +182,17 @@ class TiledPicture:
     """One run's pictures, cut into tiles, and their results as they come."""
 
     def __init__(self, inputs: Arrays, tiling: TilePlan) -> None:
-        """Raises RequestError for pictures of unlike sizes."""
+        """Raises RequestError for pictures of unlike sizes, and for sizes that were not checked:
+        layers may join other pixels of a picture whose sides are no whole steps."""
         self._inputs, self._tiling = inputs, tiling
         self.size = size_of(inputs, tiling.axes)
+        for length, rest in zip(self.size, tiling.rests, strict=True):
+            if length > tiling.tile.size and length % tiling.step not in (0, rest):
+                raise RequestError(
+                    f"a picture of {self.size[0]} x {self.size[1]} pixels has a side that is no "
+                    f"multiple of {tiling.step}, and the sample had none such",
+                    remedy="pad the picture, or load the graph with a sample of its size",
+                )
         self._results: dict[str, NDArray[Any]] = {}
         self._waiting: list[tuple[TileSpan, TileSpan, Arrays]] | None = []
         """Results that came before the size of all is known; None: it is."""

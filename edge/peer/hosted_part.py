@@ -14,6 +14,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge.concurrency.blocking import run_blocking
@@ -24,15 +26,17 @@ from edge.host.free_memory import format_size
 from edge.offload import CachedShard
 from edge.protocol import graph_frames as frames
 from edge.protocol.part_runs import STILL_HERE, PartAnswer, answer, receive_asked, receive_content
-from edge.transport import EAGER_BYTES, Link, Member, TransportError
+from edge.transport import Link, Member, TransportError
 from edge.transport.frame import Buffer
 
 _log = logging.getLogger(__name__)
 _PROGRAM = Path(__file__).with_name("graph_process.py").resolve()
 
 _LOAD_LIMIT_S = 600.0
-_LOOKS, _LONGEST_LOOK_S = 20, 1.0
-"""A run that takes too long is seen within this part of its limit, at most so many seconds."""
+_LOOKS, _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 20, 0.01, 1.0
+"""A run that takes too long is seen within this part of its limit, between so many seconds."""
+_BUFFERED_BYTES = 128 << 10
+"""Inputs of so many bytes wait in buffers of the system while others are computed."""
 
 
 GRAPH_DTYPE = "onnx"
@@ -42,6 +46,14 @@ GRAPH_DTYPE = "onnx"
 def use_name(session: str) -> str:
     """The name of a part among what takes memory here."""
     return f"part {session}"
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run, and its inputs until they are computed."""
+
+    number: int
+    content: memoryview
 
 
 class HostedPart:
@@ -95,8 +107,13 @@ class HostedPart:
         self._small_bytes = call.held_bytes // 3
         """Inputs of so many bytes come in while others of at most as many are computed."""
         self._receiving, self._computing = threading.Lock(), threading.Lock()
-        self._computed_bytes = 0
-        """The size of the inputs that are computed now, or were last."""
+        self._sending = threading.Lock()
+        """Acquired before `_computing` is released, so that answers come in order."""
+        self._computed_bytes = self._result_bytes = self._unsent_bytes = 0
+        """The size of the inputs that are computed now, or were last; of the last result; and of
+        one that is being sent."""
+        # Of its own: a request may take minutes, and others must not wait for a thread so long.
+        self._asking = ThreadPoolExecutor(1, "edge-graph-asks")
         self._threads: list[threading.Thread] = []
         self._clock = threading.Lock()
         self._ends_s: float | None = None
@@ -155,6 +172,7 @@ class HostedPart:
         for thread in self._threads:
             thread.join()
         self._process.close()
+        self._asking.shutdown()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -167,32 +185,39 @@ class HostedPart:
         try:
             while True:
                 with self._receiving:
-                    number, content = self._next_run(link)  # and the turn to compute
-                    is_small = len(content) <= EAGER_BYTES
+                    run = self._next_run(link)  # and the turn to compute
+                    is_small = max(len(run.content), self._result_bytes) <= _BUFFERED_BYTES
                     if is_small:
-                        self._answer(link, number, content)
+                        self._answer(link, run)
                 if not is_small:
-                    self._answer(link, number, content)
-                del content
+                    self._answer(link, run)
         except TransportError as error:
             _log.debug("a part of a graph gets no more runs: %s", error)
         finally:
             link.close()
 
-    def _answer(self, link: Link, number: int, content: memoryview) -> None:
+    def _answer(self, link: Link, run: _Run) -> None:
         try:
-            answer(link, self._computed(number, content))
+            found = self._computed(run.number, run.content)
+            run.content = memoryview(b"")  # others may need its memory now
+            self._sending.acquire()
+            self._result_bytes = self._unsent_bytes = len(found.content)
         finally:
             self._computing.release()
+        try:
+            answer(link, found)
+        finally:
+            self._unsent_bytes = 0
+            self._sending.release()
 
-    def _next_run(self, link: Link) -> tuple[int, memoryview]:
-        """The next run's number and inputs. `_computing` is held then, and was acquired before
+    def _next_run(self, link: Link) -> _Run:
+        """The next run. `_computing` is held then, and was acquired before
         inputs that do not fit beside those that are computed."""
         while True:
             number, nbytes = receive_asked(link, self.call.held_bytes)
             if number != STILL_HERE:
                 break
-            with self._computing:
+            with self._computing, self._sending:
                 answer(link, PartAnswer(STILL_HERE, False, 0.0, memoryview(b"")))
         if nbytes <= self._small_bytes >= self._computed_bytes:
             content = receive_content(link, nbytes)
@@ -200,12 +225,14 @@ class HostedPart:
         else:
             self._computing.acquire()
             try:
+                with self._sending:
+                    pass  # what is being sent may leave no room
                 content = receive_content(link, nbytes)
             except BaseException:
                 self._computing.release()
                 raise
         self._computed_bytes = len(content)
-        return number, content
+        return _Run(number, content)
 
     def _computed(self, number: int, content: memoryview) -> PartAnswer:
         began_s = time.perf_counter()
@@ -230,7 +257,7 @@ class HostedPart:
                 return kind, loaded
         limit_s, held = self.call.run_limit_s, self.call.held_bytes
         next_bytes = self._small_bytes if len(content) <= self._small_bytes else 0
-        room = max(0, held - len(content) - next_bytes)
+        room = max(0, held - len(content) - next_bytes - self._unsent_bytes)
         with self._clock:
             self._is_late, self._ends_s = False, time.monotonic() + limit_s
         try:
@@ -245,15 +272,17 @@ class HostedPart:
     async def _watch(self) -> None:
         """End the process of a run that takes too long. One timer for all runs: one for each would
         wake the loop with every run."""
+        look_s = max(_SHORTEST_LOOK_S, self.call.run_limit_s / _LOOKS)
+        look_s = min(_LONGEST_LOOK_S, look_s)
         while True:
-            await asyncio.sleep(min(_LONGEST_LOOK_S, self.call.run_limit_s / _LOOKS))
+            await asyncio.sleep(look_s)
             with self._clock:
                 if self._ends_s is not None and time.monotonic() > self._ends_s:
                     self._is_late = True
                     self._process.kill()
 
     async def _asked(self, ask: Callable[[], tuple[str, bytearray]]) -> tuple[str, bytearray]:
-        return await run_blocking(ask, stop=self._process.kill)
+        return await run_blocking(ask, stop=self._process.kill, threads=self._asking)
 
     def _ask_load(self) -> tuple[str, bytearray]:
         return self._process.ask(self._load, wall_s=_LOAD_LIMIT_S)

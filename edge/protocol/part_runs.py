@@ -78,7 +78,9 @@ def receive_answer(link: Link, most_bytes: int) -> PartAnswer:
     head = np.zeros(_ANSWERED, np.int64)
     link.receive(head)
     number, failed, nbytes, nanoseconds = map(int, head)
-    _check(link, nbytes, most_bytes)
+    _check(link, nbytes, most_bytes if number != STILL_HERE else 0)
+    if nanoseconds < 0:
+        raise ProtocolError(f"{link.peer} sends {nanoseconds} nanoseconds")
     return PartAnswer(number, bool(failed), nanoseconds / 1e9, receive_content(link, nbytes))
 
 

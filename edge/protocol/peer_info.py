@@ -100,15 +100,18 @@ class PeerInfo(PeerDescription):
             on_event=on_event,
         )
 
-    async def connect_link(self, hello: Mapping[str, Any]) -> Link:
-        """A link to it. hello: says what it is for. Raises TransportError."""
+    async def connect_link(
+        self, hello: Mapping[str, Any], *, silent_s: float = LINK_TIMEOUT_S
+    ) -> Link:
+        """A link to it, which fails after `silent_s` of silence. hello: says what it is for.
+        Raises TransportError."""
         return await transport.connect_link(
             self.address,
             hello=hello,
             credentials=self.credentials,
             device=self.device_id,
             timeout_s=CONNECT_WITHIN_S,
-            link_timeout_s=LINK_TIMEOUT_S,
+            link_timeout_s=silent_s,
         )
 
     def prefix_secret(self, *, is_shared: bool) -> bytes:

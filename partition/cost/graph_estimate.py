@@ -51,7 +51,7 @@ def estimate_graph(facts: GraphFacts, plan: GraphPlan) -> GraphEstimate:
     stages, early_s = [], 0.0
     for stage in plan.stages:
         device = devices[stage.device]
-        received, sent = border(facts, stage.atoms)
+        received, sent = facts.border(stage.atoms)
         compute_s = sum(device.seconds[number] for number in stage.atoms)
         came, gone = (sum(facts.tensor_bytes[name] for name in names) for names in (received, sent))
         receive_s, send_s = came / device.bytes_per_s, gone / device.bytes_per_s
@@ -91,23 +91,3 @@ def intervals(
     busy_s = device.overhead_s + compute_s + device.handling_s_per_byte * (received + sent)
     whole_s = device.latency_s + receive_s + compute_s + send_s
     return receive_s, busy_s, send_s, whole_s / facts.at_once
-
-
-def border(facts: GraphFacts, atoms: range) -> tuple[list[str], list[str]]:
-    """The tensors that a stage receives, and those that it sends."""
-    made = {name for number in atoms for name in facts.atoms[number].outputs}
-    received = dict.fromkeys(
-        name for number in atoms for name in facts.atoms[number].inputs if name not in made
-    )
-    later = {
-        name
-        for number in range(atoms.stop, len(facts.atoms))
-        for name in facts.atoms[number].inputs
-    }
-    sent = [
-        name
-        for number in atoms
-        for name in facts.atoms[number].outputs
-        if name in facts.results or name in later
-    ]
-    return list(received), sent

@@ -71,18 +71,39 @@ class GraphFacts:
     """The place behind which an input may end early: before which atom. Every plan is cut there."""
     exit_share: float = 0.0
     """The share of inputs that end there."""
+    received_copies: int = 0
+    sent_copies: int = 0
+    """So many times a device holds what a stage receives, and what it sends."""
     may_copy: bool = True
     """Whether inputs of a stream may go to several copies of the graph: they share no state."""
     at_once: int = 3
     """Inputs of one stage that are under way at once."""
 
+    def border(self, atoms: range) -> tuple[list[str], list[str]]:
+        """The tensors that a stage receives, and those that it sends."""
+        made = {name for number in atoms for name in self.atoms[number].outputs}
+        received = dict.fromkeys(
+            name for number in atoms for name in self.atoms[number].inputs if name not in made
+        )
+        later = {name for atom in self.atoms[atoms.stop :] for name in atom.inputs}
+        sent = [
+            name
+            for number in atoms
+            for name in self.atoms[number].outputs
+            if name in self.results or name in later
+        ]
+        return list(received), sent
+
     def memory(self, atoms: range) -> int:
         """Bytes of memory of a stage."""
+        received, sent = self.border(atoms)
+        moved = self.received_copies * sum(self.tensor_bytes[name] for name in received)
+        moved += self.sent_copies * sum(self.tensor_bytes[name] for name in sent)
         own = [self.atoms[number] for number in atoms]
         live = max((atom.live_bytes for atom in own), default=0)
         shared = {name for atom in own for name in atom.shared}
         own_bytes = sum(atom.memory_bytes for atom in own)
-        return live + own_bytes + sum(self.shared_bytes[name] for name in shared)
+        return moved + live + own_bytes + sum(self.shared_bytes[name] for name in shared)
 
     def weight(self, atoms: range) -> float:
         """The share of inputs for which a stage is computed."""
@@ -134,6 +155,8 @@ class GraphPlan:
         listed = value.get("copies", []) if isinstance(value, dict) else []
         if not isinstance(listed, list) or len(listed) >= MOST_GRAPH_COPIES:
             raise PlanError([f"A plan has a list of less than {MOST_GRAPH_COPIES} copies."])
+        if any(isinstance(each, dict) and each.get("copies") for each in listed):
+            raise PlanError(["A copy has no copies of its own."])
         plan, *copies = [cls(stages=_read_stages(each)) for each in (value, *listed)]
         seen: set[str] = set()
         for each in (plan, *copies):

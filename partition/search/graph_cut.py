@@ -211,11 +211,10 @@ def forks(facts: GraphFacts) -> Iterator[tuple[GraphPlan, float]]:
     costs = _StageCosts(facts, places)
     memory = {device.name: device.memory_bytes for device in facts.devices}
     further = {device.name: device.part_bytes for device in facts.devices}
-    count = len(facts.atoms)
+    count, last = len(facts.atoms), len(places) - 1
 
-    @cache
-    def held(start: int, stop: int) -> int:
-        return facts.memory(range(start, stop))
+    def memory_of(run: tuple[int, int]) -> int:
+        return costs.border(*run)[2] if run[0] < run[1] else 0
 
     @cache
     def latest_needs(middle: int) -> list[int]:
@@ -233,14 +232,13 @@ def forks(facts: GraphFacts) -> Iterator[tuple[GraphPlan, float]]:
             for e, end in enumerate(places[b + 1 :], b + 1):
                 if latest[end] >= begin:
                     break
-                inner = (begin, middle), (middle, end)
+                inner, at = ((begin, middle), (middle, end)), ((a, b), (b, e))
                 for one, two in permutations(order, 2):
                     first, second = names[one], names[two]
                     for away in range(2):  # which of the two runs the second device has
-                        start, stop = inner[away]
-                        there, parts = held(start, stop), (begin > 0) + (end < count)
-                        here = held(*inner[1 - away]) + parts * further[first]
-                        here += held(0, begin) + held(end, count)
+                        there, parts = memory_of(at[away]), (begin > 0) + (end < count)
+                        here = memory_of(at[1 - away]) + parts * further[first]
+                        here += memory_of((0, a)) + memory_of((e, last))
                         if there > memory[second] or here > memory[first]:
                             continue
                         runs = [
@@ -380,6 +378,7 @@ class _StageCosts:
                 memory += sum(facts.shared_bytes[n] for n in atom.shared if n not in shared)
                 shared.update(atom.shared)
                 if number + 1 == self._places[place]:
-                    found[begin, place] = received, sent, memory + live
+                    moved = facts.received_copies * received + facts.sent_copies * sent
+                    found[begin, place] = received, sent, memory + live + moved
                     place += 1
         return found

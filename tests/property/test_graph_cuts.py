@@ -21,7 +21,6 @@ from edge.partition import (
     choose_graph_plan,
     estimate_graph,
 )
-from edge.partition.cost.graph_estimate import border
 from edge.partition.search.graph_cut import (
     LEAST_GRAPH_GAIN,
     best_chains,
@@ -71,6 +70,8 @@ def random_facts(draw: st.DrawFn) -> GraphFacts:
     cuts = tuple(n for n in range(1, count) if draw(st.booleans()) or draw(st.booleans()))
     return GraphFacts(
         atoms=tuple(atoms),
+        received_copies=draw(st.integers(0, 1)),
+        sent_copies=draw(st.integers(0, 1)),
         shared_bytes={"a": draw(small), "b": draw(small)},
         tensor_bytes=tensors,
         results=frozenset(ends),
@@ -209,8 +210,8 @@ def test_borders_are_those_of_the_tensors(facts: GraphFacts) -> None:
         made = {n for atom in facts.atoms[:place] for n in atom.outputs}
         later = {n for atom in facts.atoms[place:] for n in atom.inputs} | facts.results
         assert crossing[place] == sum(facts.tensor_bytes[name] for name in made & later)
-        received, _sent = border(facts, range(place, len(facts.atoms)))
-        _none, sent = border(facts, range(place))
+        received, _sent = facts.border(range(place, len(facts.atoms)))
+        _none, sent = facts.border(range(place))
         assert set(received) & made <= set(sent)
 
 

@@ -402,7 +402,7 @@ def _measured(graph: Graph, given: Mapping[str, NDArray[Any]], runs: int) -> dic
         "latency_s": statistics.median(times),
         "predicted_latency_s": graph.estimate.latency_s if tiles is None else tiles.picture_s,
         "inputs_per_s": runs / stream_s,
-        "predicted_inputs_per_s": graph.estimate.inputs_per_s / (tiles.count if tiles else 1),
+        "predicted_inputs_per_s": 1 / tiles.interval_s if tiles else graph.estimate.inputs_per_s,
         "plan": graph.plan.to_json(),
     }
 

@@ -18,15 +18,13 @@ TOLERANCE = 1e-3
 other nodes where a graph is cut, and sums in another order."""
 HALF_TOLERANCE = 1e-2
 """The same where a graph computes in float16, some of it in float32 depending on what is joined."""
-
-
 QUANTISED_TOLERANCE = 5e-2
 """The same where a graph rounds tensors to 8 bits: a last bit may decide a step of rounding, of
 0.4 % or more, and layers behind it make more of it. 1.8 % were seen in a network of 19 atoms."""
 _QUANTISING = frozenset(("DynamicQuantizeLinear", "QuantizeLinear"))
-_ROUNDINGS = 2
-"""Differences of so many roundings of 1 are none. ONNX Runtime computes Sigmoid and Softmax no more
-exactly, and what a detector finds in an empty picture may be far below 1."""
+_ROUNDING = 2 * float(np.finfo(np.float32).eps)
+"""Smaller differences are none. ONNX Runtime computes Sigmoid and Softmax no more exactly, and what
+a detector finds in an empty picture may be far below 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,7 @@ def _difference(found: NDArray[Any], expected: NDArray[Any]) -> float:
     ):
         return float("inf")
     apart = np.abs(a - b)[~strange]
-    apart = apart[apart > _ROUNDINGS * float(np.finfo(expected.dtype).eps)]
+    apart = apart[apart > _ROUNDING]
     if not apart.size:
         return 0.0
     scale = np.abs(b[~strange]).max() or 1.0

@@ -32,7 +32,14 @@ from edge.protocol.peer_info import PeerInfo
 from edge.runs.graphs.agreement import Agreement, compare
 from edge.runs.graphs.graph_options import GraphOptions
 from edge.runs.graphs.inputs import checked
-from edge.runs.graphs.measured_peers import HELD_BYTES, LEAST_BUFFER_BYTES, MeasuredPeers
+from edge.runs.graphs.measured_peers import (
+    HELD_BYTES,
+    HELD_RUNS,
+    LEAST_BUFFER_BYTES,
+    RECEIVED_COPIES,
+    SENT_COPIES,
+    MeasuredPeers,
+)
 from edge.runs.graphs.opened_parts import OpenedParts
 from edge.runs.graphs.remote_part import (
     Arrays,
@@ -290,8 +297,10 @@ class CutGraph:
             terms=PartTerms(
                 model=self.file.path.name,
                 stage=number,
-                buffer_bytes=max(LEAST_BUFFER_BYTES, held + came + 2 * gone),
-                held_bytes=HELD_BYTES + (RUNS_AT_ONCE + 1) * (came + gone),
+                buffer_bytes=max(
+                    LEAST_BUFFER_BYTES, held + RECEIVED_COPIES * came + SENT_COPIES * gone
+                ),
+                held_bytes=HELD_BYTES + HELD_RUNS * (came + gone),
                 run_limit_s=self.options.run_limit_s,
             ),
             on_progress=self._on_progress,

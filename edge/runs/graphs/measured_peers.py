@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from edge.errors import CapacityError
+from edge.errors import CapacityError, NetworkError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import OnnxFile
 from edge.graphs.parts import TensorKind, feasible_cuts
@@ -30,6 +30,11 @@ from edge.runs.graphs.remote_part import Arrays, DeviceGoneError
 
 LEAST_BUFFER_BYTES = 48 << 20
 """Memory for tensors of the smallest part: ONNX Runtime takes its memory in steps."""
+
+HELD_RUNS = RUNS_AT_ONCE + 1
+"""Runs whose inputs and results a peer has room for."""
+RECEIVED_COPIES, SENT_COPIES = 1, 2
+"""So many times the process of a part has what comes and what goes, beside its tensors."""
 
 HELD_BYTES = 4 << 20
 """Memory of a peer for small inputs and results that wait; more is counted from the sample."""
@@ -89,18 +94,30 @@ class MeasuredPeers:
         return self._first.kinds
 
     async def computed(self, inputs: Arrays) -> Arrays:
-        """Outputs of the uncut graph for other inputs. Raises the errors of `measure_graph`."""
-        found = await measure_graph(
-            self._file,
-            self._atoms,
-            self.trusted,
-            inputs,
-            known=self._first,
-            run_limit_s=self._options.run_limit_s,
-            on_progress=self._on_progress,
-            runs=1,
-        )
-        return found.results
+        """Outputs of the uncut graph for other inputs, by the first device that is not lost
+        meanwhile. Raises the errors of `measure_graph`."""
+        while True:
+            ids = [self.trusted.id, *self._measured]
+            peer = self._peers[next(each for each in ids if each in self._measured)]
+            try:
+                found = await measure_graph(
+                    self._file,
+                    self._atoms,
+                    peer,
+                    inputs,
+                    known=self._first,
+                    run_limit_s=self._options.run_limit_s,
+                    on_progress=self._on_progress,
+                    runs=1,
+                )
+            except DeviceGoneError as error:
+                self.lose(peer.id)
+                if not self._measured:
+                    raise NetworkError(
+                        f"no device is left that could run the graph: {error}"
+                    ) from error
+            else:
+                return found.results
 
     async def measure(self, sample: Arrays) -> None:
         """Measure the graph on every peer. Peers of one machine with one setup share times."""
@@ -191,11 +208,10 @@ class MeasuredPeers:
         users = Counter(name for atom in self._atoms for name in atom.weights)
         shared = [tuple(n for n in atom.weights if users[n] > 1) for atom in self._atoms]
         names = {name for atom in self._atoms for name in (*atom.inputs, *atom.outputs)}
-        largest = max((kinds[name].nbytes for name in names if name in kinds), default=0)
         states = self._options.held.union(self._state.values())
         closed = closed_places(self._atoms, self._state)
         exits = self._options.exit_when
-        apart = LEAST_BUFFER_BYTES + HELD_BYTES + (2 * (RUNS_AT_ONCE + 1) + 3) * largest
+        apart = LEAST_BUFFER_BYTES + HELD_BYTES
         apart += PACKED * self._file.graph_bytes
         return GraphFacts(
             atoms=tuple(
@@ -234,5 +250,7 @@ class MeasuredPeers:
             at_once=RUNS_AT_ONCE,
             exit_at=self._atoms.exit_at,
             may_copy=not states,
+            received_copies=HELD_RUNS + RECEIVED_COPIES,
+            sent_copies=HELD_RUNS + SENT_COPIES,
             exit_share=0.0 if exits is None else exits.share(self.results[exits.output]),
         )

@@ -20,6 +20,8 @@ RunPart = Callable[[int, RemotePart, Arrays], Awaitable[Arrays]]
 
 _NEWEST = 0.2
 """The weight of the newest time between two results of a copy."""
+_MOST_SLOWER = 4
+"""Longer times between results count as so many usual ones: a device had a pause."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +60,8 @@ class OpenedParts:
 
     def _next_s(self) -> float:
         """Predicted seconds until this copy would give the results of another input."""
+        if not self._under_way:  # it may be as fast again as predicted
+            return self.estimate.latency_s
         latency_s = max(self.estimate.latency_s, self._interval_s)
         return latency_s + self._under_way * self._interval_s
 
@@ -74,7 +78,8 @@ class OpenedParts:
             self._under_way -= 1
         before_s, self._ended_s = self._ended_s, loop.time()
         if begun_s < before_s:  # it had no pause
-            self._interval_s += _NEWEST * (self._ended_s - before_s - self._interval_s)
+            took_s = min(self._ended_s - before_s, _MOST_SLOWER * self._interval_s)
+            self._interval_s += _NEWEST * (took_s - self._interval_s)
         return {name: known[name] for name in results if name in known}
 
     async def flow(

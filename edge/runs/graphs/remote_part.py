@@ -9,6 +9,7 @@ import re
 import threading
 import uuid
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from edge.progress import OnProgress
 from edge.protocol.client import PeerClient, map_transport_error
 from edge.protocol.fields import one_line
 from edge.protocol.graph_frames import ClosePart, OpenPart, ProfilePart
+from edge.protocol.heartbeat import LINK_TIMEOUT_S
 from edge.protocol.part_runs import (
     HELLO,
     RUNS_AT_ONCE,
@@ -51,9 +53,6 @@ _LONGEST_CAUSE = 2000
 
 _ASIDE_BYTES = 1 << 20
 """Tensors of so many bytes are copied in a thread, off the event loop."""
-_AT_ONCE_BYTES = EAGER_BYTES // (RUNS_AT_ONCE + 1)
-"""Inputs of at most so many bytes are sent by the event loop itself: of all runs under way they fit
-into the buffer of the system, so that the loop never waits."""
 _STILL_HERE_EVERY_S = 600.0
 """Well below the limit of silence on a link."""
 
@@ -106,8 +105,11 @@ class RemotePart:
         self._is_closing = False
         self._numbers = itertools.count()
         self._turns = asyncio.Semaphore(RUNS_AT_ONCE)
-        self._sending = asyncio.Lock()
-        self._asked_runs: dict[int, asyncio.Future[PartAnswer]] = {}
+        self._asked_runs: dict[int, tuple[asyncio.Future[PartAnswer], int]] = {}
+        """The runs under way, and the size of their inputs."""
+        self._sender = ThreadPoolExecutor(1, "edge-graph-sends")
+        self._unsent = 0
+        """Inputs that the thread that sends has not sent."""
         self._loss: EdgeError | None = None
         self._dropped: list[str] = []
         self._loop = asyncio.get_running_loop()
@@ -151,7 +153,9 @@ class RemotePart:
                 )
             )
             try:
-                link = await peer.connect_link({"name": "coordinator", HELLO: session})
+                hello = {"name": "coordinator", HELLO: session}
+                silent_s = LINK_TIMEOUT_S + terms.run_limit_s
+                link = await peer.connect_link(hello, silent_s=silent_s)
             except TransportError as error:
                 raise map_transport_error(error, peer.name) from error
         except BaseException as error:
@@ -182,28 +186,16 @@ class RemotePart:
                 {name: arrays[name] for name in sent},
                 None if kept is None else replace(kept, drop=tuple(dropped)),
             )
-            await self._sending.acquire()
         except BaseException:
             self._turns.release()
             if kept is not None:
                 self._dropped += dropped
             raise
-        try:
-            if fed is not None:
-                fed.set()
-            answer = self._loop.create_future()
-            self._asked_runs[number := next(self._numbers)] = answer
-            try:
-                if self._loss is not None:
-                    self._lose(self._loss)
-                elif len(blob) <= _AT_ONCE_BYTES:
-                    ask(self._link, number, blob)
-                else:
-                    await run_blocking(lambda: ask(self._link, number, blob))
-            except TransportError as error:
-                self._lose(map_transport_error(error, self.peer.name))
-        finally:
-            self._sending.release()
+        number, answer = next(self._numbers), self._loop.create_future()
+        self._asked_runs[number] = answer, len(blob)
+        self._send(number, blob)
+        if fed is not None:
+            fed.set()
         return self._results(await answer, self.part.outputs if kept is None else kept.give)
 
     def forget(self, slot: str) -> None:
@@ -233,8 +225,12 @@ class RemotePart:
             await self._client.call(ClosePart(session=self._session), limit_s=_FREED_WITHIN_S)
         await self._client.aclose()
         self._lose(PeerLostError(self.peer.name, "the part was closed"))
-        await run_blocking(self._thread.join)
+        await run_blocking(self._ended)
         await asyncio.gather(self._staying, return_exceptions=True)
+
+    def _ended(self) -> None:
+        self._thread.join()
+        self._sender.shutdown()
 
     async def _asked(self, call: Any) -> Any:
         try:
@@ -261,6 +257,28 @@ class RemotePart:
             )
         return blob
 
+    def _send(self, number: int, blob: bytes) -> None:
+        """Send inputs behind those of earlier runs: now, if the system's buffers have room for all
+        that is under way, so that the loop never waits; else in the thread that sends."""
+        if self._loss is not None:
+            self._lose(self._loss)
+            return
+        if not self._unsent and sum(size for _, size in self._asked_runs.values()) <= EAGER_BYTES:
+            try:
+                ask(self._link, number, blob)
+            except TransportError as error:
+                self._lose(map_transport_error(error, self.peer.name))
+            return
+        self._unsent += 1
+        sending = self._loop.run_in_executor(self._sender, ask, self._link, number, blob)
+        sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: asyncio.Future[None]) -> None:
+        self._unsent -= 1
+        error = None if sending.cancelled() else sending.exception()
+        if isinstance(error, TransportError):
+            self._lose(map_transport_error(error, self.peer.name))
+
     def _receive(self) -> None:
         """Give what comes to the event loop, until the link ends. In a thread of its own."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -271,9 +289,12 @@ class RemotePart:
             except TransportError as error:
                 failure = map_transport_error(error, self.peer.name)
                 self._loop.call_soon_threadsafe(self._lose, failure)
+            except Exception as error:  # no memory for an answer
+                lost = PeerLostError(self.peer.name, f"its answer was not read: {error}")
+                self._loop.call_soon_threadsafe(self._lose, lost)
 
     def _take(self, answer: PartAnswer) -> None:
-        future = self._asked_runs.pop(answer.number, None)
+        future, _size = self._asked_runs.pop(answer.number, (None, 0))
         if future is not None:
             self._turns.release()
             if not future.done():
@@ -286,19 +307,17 @@ class RemotePart:
         self._loss = self._loss or error
         self._link.close()
         while self._asked_runs:
-            _number, future = self._asked_runs.popitem()
+            _number, (future, _size) = self._asked_runs.popitem()
             self._turns.release()
             if not future.done():
                 future.set_exception(DeviceGoneError(self.peer.id, self._loss))
                 future.exception()  # seen, also if its run is over
 
     async def _stay(self) -> None:
-        """Keep the link from falling silent."""
-        with contextlib.suppress(TransportError):  # the receiver tells it
-            while True:
-                await asyncio.sleep(_STILL_HERE_EVERY_S)
-                if not self._asked_runs:
-                    ask(self._link, STILL_HERE, b"")
+        """Keep both ends of the link from falling silent."""
+        while self._loss is None:
+            await asyncio.sleep(_STILL_HERE_EVERY_S)
+            self._send(STILL_HERE, b"")
 
     def _results(self, answer: PartAnswer, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
         self.computed_s = [*self.computed_s[-99:], answer.computed_s]

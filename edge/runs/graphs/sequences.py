@@ -67,6 +67,8 @@ class _Attempt:
     """Turns that follow each other on one set of opened parts."""
 
     opened: OpenedParts
+    slot: str
+    """Where the state stays. Of its own: what drops that of an earlier attempt may come late."""
     is_broken: bool = False
     steps: list[_Step] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -103,6 +105,7 @@ class Sequence:
         """The state before the first of `_since`; None: there was no input."""
         self._since: list[_Turn] = []
         self._attempt: _Attempt | None = None
+        self._attempts = itertools.count()
         self._renewing: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
 
@@ -137,7 +140,7 @@ class Sequence:
                 task.cancel()
             await asyncio.gather(*attempt.tasks, return_exceptions=True)
             for part in attempt.opened.parts:
-                part.forget(self._slot)
+                part.forget(attempt.slot)
 
     def _renew(self) -> None:
         if self._failure is None and (self._renewing is None or self._renewing.done()):
@@ -155,7 +158,7 @@ class Sequence:
             self._fail(error)
             return
         if self._failure is None:
-            self._attempt = _Attempt(opened)
+            self._attempt = _Attempt(opened, f"{self._slot}.{next(self._attempts)}")
             for turn in self._since:
                 self._start(self._attempt, turn)
 
@@ -166,7 +169,7 @@ class Sequence:
                 await uninterrupted(self._graph.lost(broken.opened, step.error))
                 return
         for part in broken.opened.parts:
-            part.forget(self._slot)
+            part.forget(broken.slot)
         step = failed[0]
         assert step.error is not None
         step.turn.tries += 1
@@ -236,21 +239,19 @@ class Sequence:
                 await before.fed[number].wait()
             if attempt.is_broken:
                 raise _BrokenError
-            kept = self._kept(
-                attempt.opened, remote, is_first=before is None, is_copied=step.is_copied
-            )
+            kept = self._kept(attempt, remote, is_first=before is None, is_copied=step.is_copied)
             return await remote.run(arrays, kept, step.fed[number])
 
         return await attempt.opened.flow({**step.turn.inputs, **first}, one)
 
     def _kept(
-        self, opened: OpenedParts, remote: RemotePart, *, is_first: bool, is_copied: bool
+        self, attempt: _Attempt, remote: RemotePart, *, is_first: bool, is_copied: bool
     ) -> Kept:
         inputs, outputs = remote.part.inputs, remote.part.outputs
         held = {o: n for o, n in self._state.items() if o in outputs}
-        wanted = opened.between | set(self._graph.results)
+        wanted = attempt.opened.between | set(self._graph.results)
         return Kept(
-            slot=self._slot,
+            slot=attempt.slot,
             take=() if is_first else tuple(n for n in inputs if n in held.values()),
             keep={output: name for output, name in held.items() if name in inputs},
             give=tuple(n for n in outputs if n in wanted or (is_copied and n in held)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,6 +53,11 @@ class TiledGraph:
         whole_s = _makespan(estimate.copies or (estimate,), self.count)
         return whole_s * self.tiling.share(self._size)
 
+    @property
+    def interval_s(self) -> float:
+        """Predicted seconds between two such pictures of a stream."""
+        return self.count * self.graph.estimate.interval_s * self.tiling.share(self._size)
+
 
 async def run_tiles(graph: CutGraph, tiling: TilePlan, inputs: Arrays) -> dict[str, NDArray[Any]]:
     """Compute the tiles of one picture, as many at once as the devices are worth."""
@@ -93,10 +99,7 @@ async def load_tiled_graph(
     sample = checked(file.inputs, sample)
     size = size_of(sample, axes)
     if min(size) <= tile.size:
-        raise RequestError(
-            f"a sample of {size[0]} x {size[1]} pixels shows nothing of tiles of {tile.size}",
-            remedy="give a larger sample, or smaller tiles",
-        )
+        raise _too_small(size, tile, 1)
 
     def upper_left(height: int, width: int) -> dict[str, NDArray[Any]]:
         return {
@@ -109,22 +112,28 @@ async def load_tiled_graph(
     try:
         measured = graph.measured
         step = step_of([each.shape for each in measured.kinds.values()], tile)
-        # Two tiles in each direction, or what the sample has, in whole steps.
-        stride = max(step, (tile.size - tile.overlap) // step * step)
-        region = [min(length // step * step, tile.size + stride) for length in size]
-        whole = upper_left(*region)
-        expected = await _computed_whole(graph, whole)
-        sizes = (tile.size, tile.size), size_of(whole, axes)
-        merged = {
-            name: Merged.seen(name, sizes, (measured.results[name].shape, array.shape))
-            for name, array in expected.items()
-        }
-        tiling = TilePlan(tile=tile, axes=axes, step=step, merged=merged)
+        while True:
+            whole = upper_left(*(_checked_length(length, tile, step) for length in size))
+            sizes = (tile.size, tile.size), size_of(whole, axes)
+            if min(sizes[1]) <= tile.size:
+                raise _too_small(size, tile, step)
+            expected = await _computed_whole(graph, whole)
+            merged = {
+                name: Merged.seen(name, sizes, (measured.results[name].shape, array.shape))
+                for name, array in expected.items()
+            }
+            rests = size[0] % step, size[1] % step
+            tiling = TilePlan(tile=tile, axes=axes, step=step, merged=merged, rests=rests)
+            if step % tiling.grain == 0:
+                break
+            step = math.lcm(step, tiling.grain)  # results need longer steps than the layers
         if plan_only:
             await graph.only_plan()
             return TiledGraph(graph, tiling, size)
         await graph.begin()
         await graph.check(one)
+        if graph.atoms.is_random:
+            return TiledGraph(graph, tiling, size)
         tiled = await run_tiles(graph, tiling, whole)
         graph.agreement = agreement = compare(tiled, expected, tolerance=measured.tolerance)
         if agreement.problem is not None:
@@ -143,6 +152,19 @@ async def _computed_whole(graph: CutGraph, inputs: Arrays) -> Arrays:
             f"tiles are checked by four that are computed as a whole, which failed: {error}",
             remedy="give smaller tiles, or the peers more --memory",
         ) from error
+
+
+def _checked_length(length: int, tile: TileSize, step: int) -> int:
+    """Pixels of the sample by which tiles are checked: two tiles, or what it has, and its rest."""
+    stride = max(step, (tile.size - tile.overlap) // step * step)
+    return min(length, tile.size + stride + length % step)
+
+
+def _too_small(size: Axes, tile: TileSize, step: int) -> RequestError:
+    return RequestError(
+        f"a sample of {size[0]} x {size[1]} pixels shows nothing of tiles of {tile.size}",
+        remedy=f"give one of at least {tile.size + step}, or smaller tiles",
+    )
 
 
 def _differs(tile: TileSize, agreement: Agreement) -> RequestError:

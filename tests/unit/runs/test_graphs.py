@@ -265,6 +265,8 @@ def test_a_large_picture_is_computed_in_tiles(tmp_path: Path) -> None:
             for size in ((160, 200), (40, 300), (164, 132)):
                 inputs = picture(*size)
                 agree(await graph.run(inputs), computed(pixels(), inputs))
+            with pytest.raises(RequestError, match="no multiple of 4"):
+                await graph.run(picture(165, 200))
             found = [each async for each in graph.stream(picture(88, 92) for _ in range(3))]
             assert [each["y"].shape for each in found if isinstance(each, dict)] == [
                 (1, 4, 88, 92)
