@@ -136,7 +136,7 @@ def test_no_copies_give_more_results(facts: GraphFacts) -> None:
     fast = tuple(replace(each, bytes_per_s=1e9) for each in facts.devices)
     facts = replace(facts, devices=fast)
     plans = list(all_chains(facts))
-    most, sets = 0.0, [((), 0.0)]
+    sets: list[tuple[tuple[str, ...], float]] = [((), 0.0)]
     for plan in plans:
         rate = 1 / max(estimate_graph(facts, plan).interval_s, 1e-9)
         sets += [

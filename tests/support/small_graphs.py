@@ -81,9 +81,9 @@ def pixels(*, is_global: bool = False) -> ModelProto:
     is_global: each pixel depends on all.
     """
     b = Builder(5)
-    same = {"pads": [1, 1, 1, 1]}
-    x = b.add("Relu", b.add("Conv", "x", b.weight(4, 3, 3, 3), **same))
-    down = b.add("Conv", x, b.weight(8, 4, 3, 3), strides=[2, 2], **same)
+    around = [1, 1, 1, 1]
+    x = b.add("Relu", b.add("Conv", "x", b.weight(4, 3, 3, 3), pads=around))
+    down = b.add("Conv", x, b.weight(8, 4, 3, 3), strides=[2, 2], pads=around)
     down = b.add("MaxPool", down, kernel_shape=[2, 2], strides=[2, 2])
     if is_global:
         down = b.add("Sub", down, b.add("GlobalAveragePool", down))

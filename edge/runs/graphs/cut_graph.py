@@ -286,20 +286,19 @@ class CutGraph:
     async def open_stage(self, stage: GraphStage, peer: PeerInfo, number: int = 0) -> RemotePart:
         kinds = self.measured.kinds
         part = await run_blocking(lambda: cut_part(self.file, self.atoms, stage.atoms, kinds))
-        held = self.measured.buffer_bytes(stage.atoms)
         came, gone = (
             sum(kinds[name].nbytes for name in names if name in kinds)
             for names in (part.inputs, part.outputs)
         )
+        buffers = self.measured.buffer_bytes(stage.atoms)
+        buffers += RECEIVED_COPIES * came + SENT_COPIES * gone
         return await RemotePart.open(
             part,
             peer,
             terms=PartTerms(
                 model=self.file.path.name,
                 stage=number,
-                buffer_bytes=max(
-                    LEAST_BUFFER_BYTES, held + RECEIVED_COPIES * came + SENT_COPIES * gone
-                ),
+                buffer_bytes=max(LEAST_BUFFER_BYTES, buffers),
                 held_bytes=HELD_BYTES + HELD_RUNS * (came + gone),
                 run_limit_s=self.options.run_limit_s,
             ),
