@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from edge.concurrency.blocking import run_blocking, uninterrupted
 from edge.errors import CapacityError, EdgeError, NetworkError, PeerError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_file import GraphValue, OnnxFile
-from edge.graphs.parts import cut_part
+from edge.graphs.parts import TensorKind, cut_part
 from edge.graphs.state import zeros
 from edge.host.free_memory import format_size
 from edge.partition import (
@@ -286,10 +286,7 @@ class CutGraph:
     async def open_stage(self, stage: GraphStage, peer: PeerInfo, number: int = 0) -> RemotePart:
         kinds = self.measured.kinds
         part = await run_blocking(lambda: cut_part(self.file, self.atoms, stage.atoms, kinds))
-        came, gone = (
-            sum(kinds[name].nbytes for name in names if name in kinds)
-            for names in (part.inputs, part.outputs)
-        )
+        came, gone = (_bytes_of(names, kinds) for names in (part.inputs, part.outputs))
         buffers = self.measured.buffer_bytes(stage.atoms)
         buffers += RECEIVED_COPIES * came + SENT_COPIES * gone
         return await RemotePart.open(
@@ -304,6 +301,10 @@ class CutGraph:
             ),
             on_progress=self._on_progress,
         )
+
+
+def _bytes_of(names: Sequence[str], kinds: Mapping[str, TensorKind]) -> int:
+    return sum(kinds[name].nbytes for name in names if name in kinds)
 
 
 async def least_alike(
