@@ -444,7 +444,7 @@ class GraphAsked:
         if not 0 < self.time_limit_s <= 3600:
             raise RequestError("time_limit_s must be above 0, and at most 3600")
         if self.tiles is not None and (self.state, self.exit_when) != (None, None):
-            raise RequestError("tiles do not go with state or exit_when")
+            raise RequestError("tiles do not go with state or exit_when", remedy="give one of them")
         return GraphOptions(
             plan=asked_plan(self.plan),
             # Tiles are a stream, whichever the objective of pictures.
