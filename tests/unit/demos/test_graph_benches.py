@@ -1,4 +1,4 @@
-"""Graphs of the benches, and what of their predictions is kept."""
+"""Graphs of the benches, and the rows of their predictions."""
 
 from __future__ import annotations
 
