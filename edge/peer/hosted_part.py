@@ -211,8 +211,8 @@ class HostedPart:
             self._sending.release()
 
     def _next_run(self, link: Link) -> _Run:
-        """The next run. `_computing` is held then, and was acquired before
-        inputs that do not fit beside those that are computed."""
+        """The next run. `_computing` is held then. It was acquired before the inputs came, if they
+        do not fit beside those that are computed."""
         while True:
             number, nbytes = receive_asked(link, self.call.held_bytes)
             if number != STILL_HERE:
