@@ -94,6 +94,7 @@ def said(process: subprocess.Popen[str]) -> dict[str, Any]:
     line = process.stdout.readline()
     assert line, process.communicate(timeout=PATIENCE_S)[1]
     found: dict[str, Any] = json.loads(line)
+    assert "error" not in found, found
     return found
 
 

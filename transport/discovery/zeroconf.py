@@ -10,7 +10,14 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from zeroconf import Error, IPVersion, ServiceStateChange, Zeroconf
+from zeroconf import (
+    DNSQuestionType,
+    Error,
+    IPVersion,
+    NotRunningException,
+    ServiceStateChange,
+    Zeroconf,
+)
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
 from edge.transport.discovery.peers import (
@@ -45,6 +52,10 @@ logging.getLogger("zeroconf").addFilter(_without_traceback)
 _LOOK_UP_TIMEOUT_MS = 3000
 _LOOK_UPS = 3
 """Attempts: a packet may get lost more than once on a busy radio."""
+
+_ASKED = DNSQuestionType.QM
+"""Answers come by multicast. One to a single address would reach only one of the processes that
+share the port on this device, as a peer and a search do (RFC 6762, section 15.1)."""
 
 INTERFACES_EVERY_S = 5.0
 """Seconds between two checks for a changed address or network of this device."""
@@ -106,8 +117,11 @@ class ZeroconfDiscovery:
             try:
                 await self._tell(zeroconf, record.id, services)
             except (Error, OSError) as error:
+                why: object = error
+                if isinstance(error, NotRunningException):  # which has no text
+                    why = "this device was too busy to begin in time; start it again"
                 raise AddressError(
-                    f"cannot announce peer '{record.name}' by {self.describe()}: {error}"
+                    f"cannot announce peer '{record.name}' by {self.describe()}: {why}"
                 ) from error
             self._records[record.id] = record
 
@@ -183,7 +197,9 @@ class ZeroconfDiscovery:
 
     def _browsing(self, zeroconf: AsyncZeroconf) -> AsyncServiceBrowser:
         """Start a query on all interfaces."""
-        return AsyncServiceBrowser(zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._on_change])
+        return AsyncServiceBrowser(
+            zeroconf.zeroconf, SERVICE_TYPE, handlers=[self._on_change], question_type=_ASKED
+        )
 
     async def _follow_addresses(self) -> None:
         """While open, follow changes of this device's addresses."""
@@ -237,7 +253,7 @@ class ZeroconfDiscovery:
         try:
             info = AsyncServiceInfo(SERVICE_TYPE, name)
             for _ in range(_LOOK_UPS):
-                if await info.async_request(zeroconf, _LOOK_UP_TIMEOUT_MS):
+                if await info.async_request(zeroconf, _LOOK_UP_TIMEOUT_MS, _ASKED):
                     break
             else:
                 return

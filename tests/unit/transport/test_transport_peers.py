@@ -3,11 +3,13 @@
 import asyncio
 import hashlib
 import hmac
+import socket
 import uuid
 from collections.abc import Mapping
 
 import pytest
 from zeroconf._logger import QuietLogger
+from zeroconf._protocol.incoming import DNSIncoming
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from edge.transport import (
@@ -302,6 +304,37 @@ def test_malformed_announcements_on_the_network_are_passed_over() -> None:
             await network.async_close()
 
     asyncio.run(scenario())
+
+
+def test_no_question_asks_for_an_answer_that_reaches_one_process_alone() -> None:
+    cluster = f"test-{uuid.uuid4().hex}"
+    asked: asyncio.Queue[bool] = asyncio.Queue()
+
+    def on_packet(network: socket.socket) -> None:
+        for question in DNSIncoming(network.recv(9000)).questions:
+            if question.name.endswith(SERVICE_TYPE):
+                asked.put_nowait(question.unicast)
+
+    async def scenario(network: socket.socket) -> None:
+        announcing, searching = (
+            ZeroconfDiscovery(cluster=cluster, interfaces=["127.0.0.1"]) for _ in range(2)
+        )
+        asyncio.get_running_loop().add_reader(network, on_packet, network)
+        try:
+            await announcing.announce(record(cluster=cluster))
+            async with asyncio.timeout(60):
+                assert isinstance(await anext(searching.watch()), PeerFound)
+                assert not await asked.get()
+        finally:
+            await searching.aclose()
+            await announcing.aclose()
+
+    group = socket.inet_aton("224.0.0.251") + socket.inet_aton("127.0.0.1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as network:
+        network.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        network.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
+        network.bind(("224.0.0.251", 5353))
+        asyncio.run(scenario(network))
 
 
 def test_another_address_of_a_device_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
