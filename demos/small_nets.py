@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import open_onnx
+from edge.graphs.onnx_checks import open_onnx
 from edge.partition import GraphPlan, GraphStage
 
 Floats = NDArray[np.float32]

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from edge.backends.onnx.runtime import ort
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import OnnxFile, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import OnnxFile
 from edge.graphs.parts import (
     GRAPH_NAME,
     INSIDE,

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, numpy_helper
 
 from edge.errors import RequestError
-from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import GraphValue
 
 _TOKENS = 16
 """Whole numbers of inputs are below it."""

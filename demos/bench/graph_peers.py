@@ -27,7 +27,7 @@ from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import in_turn
 from edge.demos.fleet import Fleet
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import open_onnx
+from edge.graphs.onnx_checks import open_onnx
 
 _STREAM_S = 2.0
 _RUNS = 10

@@ -23,7 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 from edge.concurrency.blocking import run_blocking
 from edge.concurrency.loop_thread import LoopThread
 from edge.errors import CapacityError, EdgeError, PlanError, RequestError
-from edge.graphs.onnx_file import GraphValue, OnnxFile, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import GraphValue, OnnxFile
 from edge.graphs.state import check_state, find_state
 from edge.graphs.tiles import TileSize
 from edge.partition import GraphEstimate, GraphPlan, Objective

@@ -14,7 +14,8 @@ from functools import cached_property
 from onnx import NodeProto
 
 from edge.errors import CheckpointError
-from edge.graphs.onnx_file import OnnxFile, inputs_of, subgraphs
+from edge.graphs.nodes import inputs_of, subgraphs
+from edge.graphs.onnx_file import OnnxFile
 
 _OF_PRODUCER = frozenset(
     (

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edge.errors import CheckpointError, shown
 from edge.graphs.merged_decoder import merged_decoder
-from edge.graphs.onnx_file import OnnxFile, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import OnnxFile
 from edge.graphs.search_terms import SearchTerms
 from edge.graphs.sound import FeatureSettings
 from edge.text.files import TOKENIZER, read_json

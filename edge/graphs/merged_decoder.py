@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from edge.errors import CheckpointError
-from edge.graphs.onnx_file import OnnxFile, WeightPlace, subgraphs
+from edge.graphs.nodes import subgraphs
+from edge.graphs.onnx_file import OnnxFile, WeightPlace
 
 CACHE_SWITCH = "use_cache_branch"
 """The input that says whether caches are there."""

@@ -14,7 +14,8 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper
 
 from edge.errors import PlanError
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import OLDEST_OPSET, ONNX_TYPES, OnnxFile, subgraphs
+from edge.graphs.nodes import subgraphs
+from edge.graphs.onnx_file import OLDEST_OPSET, ONNX_TYPES, OnnxFile
 from edge.offload import Manifest, ManifestBuilder
 
 GRAPH_NAME = "graph"

@@ -23,7 +23,8 @@ from edge.cli.options import ClusterOptions, cluster_options, open_cluster
 from edge.cli.records import Columns, json_option, make_table, print_json, print_table
 from edge.errors import RequestError, printable
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import GraphValue
 from edge.graphs.state import find_state
 from edge.host.free_memory import format_size
 from edge.offload import parse_json, read_file

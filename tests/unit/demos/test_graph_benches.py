@@ -15,7 +15,7 @@ from edge.demos.bench.graph_kinds import KINDS, MIDDLE, written
 from edge.demos.bench.graph_rows import GRAPH_PREDICTIONS, Row, summary, table
 from edge.demos.small_nets import placed
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import open_onnx
+from edge.graphs.onnx_checks import open_onnx
 
 ROW = Row(
     date="2026-01-01",

@@ -13,7 +13,7 @@ import pytest
 
 from edge.demos.bench.graph_packages import with_random_weights
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import open_onnx
+from edge.graphs.onnx_checks import open_onnx
 from edge.graphs.parts import cut_part, feasible_cuts
 from tests.support.slow_cases import shown_in_parts
 from tests.support.small_graphs import agree, computed, run_part, seen_kinds, written

@@ -11,7 +11,7 @@ from onnx import ModelProto, helper
 
 from edge.errors import PlanError
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import open_onnx
+from edge.graphs.onnx_checks import open_onnx
 from edge.graphs.parts import crossing, cut_part, feasible_cuts
 from tests.support.small_graphs import (
     FLOAT,

@@ -11,7 +11,8 @@ import pytest
 from edge.errors import RequestError
 from edge.graphs.atoms import Atoms
 from edge.graphs.kept import Kept, KeptTensors
-from edge.graphs.onnx_file import GraphValue, OnnxFile, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import GraphValue, OnnxFile
 from edge.graphs.state import check_state, closed_places, find_state, zeros
 from tests.support.small_graphs import FLOAT, KINDS, Builder, stateful, written
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import OnnxFile, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import OnnxFile
 from edge.progress import ignore_progress
 from edge.protocol.part_runs import RUNS_AT_ONCE
 from edge.runs.graphs import measuring

@@ -13,7 +13,7 @@ import pytest
 
 from edge.api.graph import AsyncGraph
 from edge.errors import CapacityError, NetworkError, RequestError
-from edge.graphs.onnx_file import open_onnx
+from edge.graphs.onnx_checks import open_onnx
 from edge.partition import GraphPlan, GraphStage
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import describe_peer

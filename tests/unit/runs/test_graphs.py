@@ -17,7 +17,8 @@ from onnx import ModelProto, TensorProto, helper
 from edge.api.graph import AsyncGraph, GraphAsked, asked_plan
 from edge.errors import CapacityError, NetworkError, PlanError, RequestError
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import GraphValue, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import GraphValue
 from edge.graphs.tiles import TileSize
 from edge.partition import GraphChoice, GraphPlan, GraphStage, estimate_graph
 from edge.peer import graph_parts

@@ -10,9 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge.errors import CheckpointError
-from edge.graphs import onnx_file
+from edge.graphs import onnx_checks
 from edge.graphs.atoms import Atoms
-from edge.graphs.onnx_file import ONNX_TYPES, open_onnx
+from edge.graphs.onnx_checks import open_onnx
+from edge.graphs.onnx_file import ONNX_TYPES
 from edge.runs.graphs.inputs import checked
 from tests.support.small_graphs import (
     KINDS,
@@ -65,10 +66,10 @@ def test_other_files_are_refused(
     content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before protobuf makes objects of their fields."""
-    monkeypatch.setattr(onnx_file, "MOST_NODES", 25_000)
-    monkeypatch.setattr(onnx_file, "_MOST_OTHER_FIELDS", 25_000)
+    monkeypatch.setattr(onnx_checks, "MOST_NODES", 25_000)
+    monkeypatch.setattr(onnx_checks, "_MOST_OTHER_FIELDS", 25_000)
     if b"\xff" not in content:
-        monkeypatch.delattr(onnx_file, "ModelProto")
+        monkeypatch.delattr(onnx_checks, "ModelProto")
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=said):
