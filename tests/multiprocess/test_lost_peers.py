@@ -301,26 +301,20 @@ class KillOnceCopied:
 
 @pytest.mark.parametrize(
     ("layout", "dtype", "count", "standby", "is_spare", "speculate"),
-    [
-        *repeats_are_slow(
-            [
-                ("pipeline_2", "int8", 3, "none", True, "auto"),
-                ("tensor_2", "int4", 3, "none", True, "auto"),
-                ("tensor_2", "int8", 3, "kv", True, "auto"),
-                ("pipeline_2", "int4", 1, "kv", True, "auto"),
-                ("pipeline_2", "int4", 1, "auto", False, "auto"),
-                ("pipeline_2", "int4", 3, "none", False, "auto"),
-                ("tensor_2", "int4", 1, "kv", False, "auto"),
-            ]
-        ),
-        *repeats_are_slow(
-            [
-                ("tensor_2", "int8", 1, "none", True, "lookup"),
-                ("pipeline_2", "int4", 1, "kv", False, "lookup"),
-                ("tensor_2", "float32", 1, "auto", True, "lookup"),
-            ]
-        ),
-    ],
+    repeats_are_slow(
+        [
+            ("pipeline_2", "int8", 3, "none", True, "auto"),
+            ("tensor_2", "int4", 3, "none", True, "auto"),
+            ("tensor_2", "int8", 3, "kv", True, "auto"),
+            ("pipeline_2", "int4", 1, "kv", True, "auto"),
+            ("pipeline_2", "int4", 1, "auto", False, "auto"),
+            ("pipeline_2", "int4", 3, "none", False, "auto"),
+            ("tensor_2", "int4", 1, "kv", False, "auto"),
+            ("tensor_2", "int8", 1, "none", True, "lookup"),
+            ("pipeline_2", "int4", 1, "kv", False, "lookup"),
+            ("tensor_2", "float32", 1, "auto", True, "lookup"),
+        ]
+    ),
 )
 def test_what_takes_a_lost_seat_has_the_same_bits(
     layout: str,
