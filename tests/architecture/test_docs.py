@@ -81,6 +81,12 @@ DOTTED = re.compile(r"(?<![\w./])(?:edge|tests)(?:\.\w+)+")
 """A module or package, and maybe a name in it."""
 
 
+@cache
+def words(file: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\w+", (REPOSITORY / file).read_text(encoding="utf-8")))
+
+
+@cache
 def is_known(dotted: str) -> bool:
     """Whether the module exists, and says the name that follows."""
     parts = dotted.split(".")
@@ -88,8 +94,7 @@ def is_known(dotted: str) -> bool:
         place = "/".join(parts[1:count] if count > 1 and parts[1] in PARTS else parts[:count])
         file = f"{place}.py" if f"{place}.py" in tracked() else f"{place}/__init__.py"
         if file in tracked():
-            source = (REPOSITORY / file).read_text(encoding="utf-8")
-            return count == len(parts) or re.search(rf"\b{parts[count]}\b", source) is not None
+            return count == len(parts) or parts[count] in words(file)
     return False
 
 
@@ -102,12 +107,20 @@ def unknown_names(text: str) -> list[str]:
     return sorted(folders - tracked()) + [name for name in dotted if not is_known(name)]
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those in it, without the expressions that most of a tree is."""
+    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for each in getattr(node, field, ()):
+            yield each
+            yield from statements(each)
+
+
 @functools.cache
 def docstrings(path: Path) -> tuple[str, ...]:
     """Those of the module, its classes and functions, and the strings under constants."""
     strings = (
         node.value.value
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in statements(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     )
     return tuple(each for each in strings if isinstance(each, str))

@@ -223,10 +223,20 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
+class Exports(dict[str, Path]):
+    """The folders of models that were asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        self[name] = export(MODELS[name](), self._folder / name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("exports")
-    return {name: export(make(), folder / name) for name, make in MODELS.items()}
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    return Exports(tmp_path_factory.mktemp("exports"))
 
 
 @contextlib.asynccontextmanager
@@ -268,7 +278,7 @@ def expected(name: str, **asked: Any) -> tuple[list[int], float]:
 @shown_in_parts("e2e/test_encoder_decoders.py")
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_are_those_of_transformers(
-    name: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, folders: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[dict[str, int]] = []
     true_run = RemotePart.run
@@ -310,7 +320,7 @@ def apart(folder: Path) -> dict[str, GraphPlan]:
 
 
 def test_a_lost_decoder_is_replaced_and_the_encoder_runs_once(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: Exports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A peer that forgets its caches, and one that is lost; also the layout of one decoder file."""
     folder = tmp_path / "merged"
@@ -413,7 +423,7 @@ def test_wav_files_of_every_width_are_read(width: int, channels: int, tmp_path: 
             read_wav(bad, 16000)
 
 
-def test_a_sound_is_transcribed_in_pieces(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_a_sound_is_transcribed_in_pieces(folders: Exports, tmp_path: Path) -> None:
     """Two pieces of a second each, whose language is found from the first."""
     folder = tmp_path / "whisper"
     folder.mkdir()
@@ -437,7 +447,7 @@ def test_a_sound_is_transcribed_in_pieces(folders: dict[str, Path], tmp_path: Pa
         return found
 
     async def main() -> None:
-        async with loaded(folder, tmp_path) as graphs:
+        async with loaded(folder, tmp_path, plan=apart(folder)) as graphs:
             file = wav(samples, tmp_path, 4)
             german = await graphs.transcribe(file, language="de")
             assert list(german.token_ids) == answers([2, 51, 52, 53])
@@ -465,7 +475,7 @@ def test_a_sound_is_transcribed_in_pieces(folders: dict[str, Path], tmp_path: Pa
     ],
 )
 def test_other_features_are_refused(
-    values: dict[str, Any], said: str, folders: dict[str, Path], tmp_path: Path
+    values: dict[str, Any], said: str, folders: Exports, tmp_path: Path
 ) -> None:
     for file in folders["whisper"].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -491,7 +501,7 @@ def change(folder: Path, file: str, **values: Any) -> None:
     ],
 )
 def test_other_folders_are_no_exports(
-    what: str, said: str, folders: dict[str, Path], tmp_path: Path
+    what: str, said: str, folders: Exports, tmp_path: Path
 ) -> None:
     for file in folders["t5"].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

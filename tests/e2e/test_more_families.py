@@ -15,10 +15,10 @@ import edge
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import MORE_FAMILIES, WITH_PICTURES
 from tests.support.plans import make_plan
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 
 LARGEST_DIFFERENCE = 1e-4
-NEW_TOKENS = 32
+NEW_TOKENS = 20
 PROMPT_TOKENS = 24
 """More than every window, and than the context that one was trained in."""
 
@@ -27,17 +27,18 @@ LONG_PROMPT_TOKENS = 333
 
 PLANS = ("tensor_3", "pipeline_2")
 
+WITH_THEIR_PICTURES = shown_in_parts("multiprocess/test_pictures.py")
+"""Their answers to prompts with pictures are those of `transformers`."""
+
 Checkpoints = Callable[..., TinyCheckpoint]
 
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    repeats_are_slow(
-        [
-            *((family, layout) for family in MORE_FAMILIES for layout in PLANS),
-            *((name, "tensor_3") for name in WITH_PICTURES),
-        ]
-    ),
+    [
+        *repeats_are_slow((family, layout) for family in MORE_FAMILIES for layout in PLANS),
+        *(pytest.param(name, "tensor_3", marks=WITH_THEIR_PICTURES) for name in WITH_PICTURES),
+    ],
 )
 def test_logits_and_greedy_tokens_equal_transformers(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, family: str, layout: str

@@ -26,7 +26,7 @@ pytestmark = needs_swiftshader
 Checkpoints = Callable[..., TinyCheckpoint]
 
 WEBGPU, CPU, TRITON = "local-1", "local-2", "local-3"
-OPTIONS = {WEBGPU: "webgpu", CPU: "ort", TRITON: "triton"}
+BACKENDS = {WEBGPU: "webgpu", CPU: "ort", TRITON: "triton"}
 PROMPT_TOKENS = 24
 """More than every window."""
 NEW_TOKENS = 24
@@ -40,25 +40,26 @@ FAMILIES = (
 )
 
 
-@pytest.fixture(autouse=True)
-def rates() -> None:
-    """Measured."""
+@contextlib.contextmanager
+def cluster_of(folder: Path, *names: str) -> Iterator[edge.Cluster]:
+    """The first peers of these names."""
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            for name, value in webgpu_environment().items():
+                patch.setenv(name, value)
+            options = [("--backend", BACKENDS[name]) for name in names]
+            opened = stack.enter_context(cluster_of_daemons(folder, *options))
+        yield opened
 
 
 @pytest.fixture(scope="module")
 def cluster(
     nothing_left_running_by_the_module: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[edge.Cluster]:
-    """A peer of each kind."""
-    folder = tmp_path_factory.mktemp("daemons")
-    with contextlib.ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TRITON_INTERPRET", "1")
-            for name, value in webgpu_environment().items():
-                patch.setenv(name, value)
-            options = [("--backend", backend) for backend in OPTIONS.values()]
-            opened = stack.enter_context(cluster_of_daemons(folder, *options))
-        yield opened
+    """A peer on the adapter and one on the CPU."""
+    with cluster_of(tmp_path_factory.mktemp("daemons"), WEBGPU, CPU) as cluster:
+        yield cluster
 
 
 @shown_in_parts("contract/test_stage_program.py", "contract/test_webgpu_operators.py")
@@ -81,13 +82,16 @@ def test_families_alone_equal_transformers(
 @shown_in_parts("e2e/test_triton_peers.py", "contract/test_webgpu_operators.py")
 @pytest.mark.parametrize("layout", ["pipeline_3", "tensor_3"])
 def test_three_kinds_of_peers_compute_the_tokens_of_transformers(
-    cluster: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str
+    tiny_checkpoint: Checkpoints, tmp_path: Path, layout: str
 ) -> None:
     checkpoint = tiny_checkpoint("llama", layers=3)
     prompt = checkpoint.prompt(12)
     devices = [CPU, TRITON, WEBGPU] if layout == "tensor_3" else [CPU, WEBGPU, TRITON]
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name, devices=devices)
-    with cluster.load(checkpoint.path, dtype="float32", plan=plan) as model:
+    with (
+        cluster_of(tmp_path, *BACKENDS) as cluster,
+        cluster.load(checkpoint.path, dtype="float32", plan=plan) as model,
+    ):
         reply = model.generate(prompt, max_new_tokens=8, ignore_eos=True)
     assert list(reply.token_ids) == checkpoint.greedy(prompt, 8)
 

@@ -26,7 +26,7 @@ from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.further_heads import add_further_head
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import PATIENCE_S, Daemon, edge_process, stopped
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 from tests.support.small_disk import fill, small_disk
 
 MANY_TOKENS = 200
@@ -301,26 +301,20 @@ class KillOnceCopied:
 
 @pytest.mark.parametrize(
     ("layout", "dtype", "count", "standby", "is_spare", "speculate"),
-    [
-        *repeats_are_slow(
-            [
-                ("pipeline_2", "int8", 3, "none", True, "auto"),
-                ("tensor_2", "int4", 3, "none", True, "auto"),
-                ("tensor_2", "int8", 3, "kv", True, "auto"),
-                ("pipeline_2", "int4", 1, "kv", True, "auto"),
-                ("pipeline_2", "int4", 1, "auto", False, "auto"),
-                ("pipeline_2", "int4", 3, "none", False, "auto"),
-                ("tensor_2", "int4", 1, "kv", False, "auto"),
-            ]
-        ),
-        *repeats_are_slow(
-            [
-                ("tensor_2", "int8", 1, "none", True, "lookup"),
-                ("pipeline_2", "int4", 1, "kv", False, "lookup"),
-                ("tensor_2", "float32", 1, "auto", True, "lookup"),
-            ]
-        ),
-    ],
+    repeats_are_slow(
+        [
+            ("pipeline_2", "int8", 3, "none", True, "auto"),
+            ("tensor_2", "int4", 3, "none", True, "auto"),
+            ("tensor_2", "int8", 3, "kv", True, "auto"),
+            ("pipeline_2", "int4", 1, "kv", True, "auto"),
+            ("pipeline_2", "int4", 1, "auto", False, "auto"),
+            ("pipeline_2", "int4", 3, "none", False, "auto"),
+            ("tensor_2", "int4", 1, "kv", False, "auto"),
+            ("tensor_2", "int8", 1, "none", True, "lookup"),
+            ("pipeline_2", "int4", 1, "kv", False, "lookup"),
+            ("tensor_2", "float32", 1, "auto", True, "lookup"),
+        ]
+    ),
 )
 def test_what_takes_a_lost_seat_has_the_same_bits(
     layout: str,
@@ -390,7 +384,13 @@ def test_what_takes_a_lost_seat_has_the_same_bits(
         assert one.logprobs == other.logprobs, "to the last bit"
 
 
-@pytest.mark.parametrize("standby", ["kv", "none"])
+COMPUTED_AGAIN = shown_in_parts(
+    "multiprocess/test_lost_peers.py", "multiprocess/test_linear_attention.py"
+)
+"""As states are, by other families."""
+
+
+@pytest.mark.parametrize("standby", ["kv", pytest.param("none", marks=COMPUTED_AGAIN)])
 def test_latent_rows_come_from_copies_or_are_computed_again(
     standby: Standby,
     trio: Trio,
@@ -602,7 +602,7 @@ def test_the_command_line_goes_on_and_tells_of_the_lost_peer(
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps(cut(endless_checkpoint, "pipeline_3", trio.daemons).to_json()))
     with edge_process(
-        "run", endless_checkpoint.path, "-p", "hi", "-n", 2000, "--context", 2100,
+        "run", endless_checkpoint.path, "-p", "hi", "-n", 800, "--context", 900,
         "--dtype", "float32", "--plan", plan, *options,
     ) as process:  # fmt: skip
         assert process.stdout is not None

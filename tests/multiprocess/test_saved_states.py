@@ -3,7 +3,7 @@ from saved ones, on any plan, and no bit is another for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,6 +21,19 @@ OPTIONS = edge.GenerationOptions(
 
 LIKE_OTHERS = shown_in_parts("multiprocess/test_saved_states.py", "e2e/test_more_families.py")
 """Of models whose layers are of kinds that another model of the cases has."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[edge.Cluster]:
+    with edge.Cluster.local(peers=3, threads=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def others() -> Iterator[edge.Cluster]:
+    """Peers that have kept nothing of what the first have computed."""
+    with edge.Cluster.local(peers=3, threads=1) as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize(
@@ -42,7 +55,12 @@ LIKE_OTHERS = shown_in_parts("multiprocess/test_saved_states.py", "e2e/test_more
     ],
 )
 def test_prompts_that_begin_alike_go_on_from_saved_states(
-    tiny_checkpoint: Callable[..., TinyCheckpoint], family: str, layout: str, kv_dtype: KvDtype
+    cluster: edge.Cluster,
+    others: edge.Cluster,
+    tiny_checkpoint: Callable[..., TinyCheckpoint],
+    family: str,
+    layout: str,
+    kv_dtype: KvDtype,
 ) -> None:
     """A turn that repeats the prompt, one that repeats the answer as well, and prompts that part
     from an old one in its middle: the first finds nothing and the next one does. Later sessions
@@ -50,46 +68,41 @@ def test_prompts_that_begin_alike_go_on_from_saved_states(
     checkpoint = tiny_checkpoint(family)
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
     first, second, third = (tuple(checkpoint.prompt(count)) for count in (300, 41, 50))
-    count = len(plan.devices)
-    with (
-        edge.Cluster.local(peers=count, threads=1) as cluster,
-        edge.Cluster.local(peers=count, threads=1) as others,
-    ):
 
-        def load(cluster: edge.Cluster = cluster) -> edge.Model:
-            return cluster.load(
-                checkpoint.path,
-                dtype="float32",
-                plan=plan,
-                context_tokens=CONTEXT,
-                concurrency=4,  # saved windows are in memory that requests leave free
-                kv_dtype=kv_dtype,
-            )
+    def load(cluster: edge.Cluster = cluster) -> edge.Model:
+        return cluster.load(
+            checkpoint.path,
+            dtype="float32",
+            plan=plan,
+            context_tokens=CONTEXT,
+            concurrency=4,  # saved windows are in memory that requests leave free
+            kv_dtype=kv_dtype,
+        )
 
-        def found(reply: edge.Reply) -> int:
-            return int(reply.statistics["found_tokens"])
+    def found(reply: edge.Reply) -> int:
+        return int(reply.statistics["found_tokens"])
 
-        # Codes of few bits depend on how many tokens a step has: whole chunks are found.
-        unit = 128 if kv_dtype == "int4" else 2
-        with load() as model:
-            assert found(model.generate(first, OPTIONS)) == 0
-            turn = first + second
-            again = model.generate(turn, OPTIONS)
-            assert found(again) == 296 // unit * unit
-            whole = turn + again.token_ids + third
-            assert found(model.generate(whole, OPTIONS)) == len(turn) + 20 - 1
-            parting = [first[:200] + each for each in (third, second)]
-            assert found(model.generate(parting[0], OPTIONS)) == 0
-            shared = model.generate(parting[1], OPTIONS)
-            assert found(shared) == 200 // unit * unit
-        for prompt, reply in ((turn, again), (parting[1], shared)):
-            with load() as model, load(others) as other:
-                later, anew = model.generate(prompt, OPTIONS), other.generate(prompt, OPTIONS)
-            assert found(later) >= 200 // unit * unit
-            assert found(anew) == 0
-            for each in (later, anew):
-                assert each.token_ids == reply.token_ids
-                assert (each.logprobs, each.top_logprobs) == (reply.logprobs, reply.top_logprobs)
+    # Codes of few bits depend on how many tokens a step has: whole chunks are found.
+    unit = 128 if kv_dtype == "int4" else 2
+    with load() as model:
+        assert found(model.generate(first, OPTIONS)) == 0
+        turn = first + second
+        again = model.generate(turn, OPTIONS)
+        assert found(again) == 296 // unit * unit
+        whole = turn + again.token_ids + third
+        assert found(model.generate(whole, OPTIONS)) == len(turn) + 20 - 1
+        parting = [first[:200] + each for each in (third, second)]
+        assert found(model.generate(parting[0], OPTIONS)) == 0
+        shared = model.generate(parting[1], OPTIONS)
+        assert found(shared) == 200 // unit * unit
+    for prompt, reply in ((turn, again), (parting[1], shared)):
+        with load() as model, load(others) as other:
+            later, anew = model.generate(prompt, OPTIONS), other.generate(prompt, OPTIONS)
+        assert found(later) >= 200 // unit * unit
+        assert found(anew) == 0
+        for each in (later, anew):
+            assert each.token_ids == reply.token_ids
+            assert (each.logprobs, each.top_logprobs) == (reply.logprobs, reply.top_logprobs)
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3"])

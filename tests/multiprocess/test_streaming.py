@@ -74,14 +74,14 @@ def test_a_reply_left_early_makes_room_at_once(
 def test_the_peers_memory_is_given_back(
     cluster: edge.Cluster, endless_checkpoint: TinyCheckpoint
 ) -> None:
-    """KV pages of replies that were left early do not add up: those of thirty would be 60 MB. Eight
+    """KV pages of replies that were left early do not add up: those of twenty would be 40 MB. Eight
     are kept for prompts that begin alike, until others need the room."""
 
     def resident_bytes(model: edge.Model) -> int:
         return max(peer.resident_bytes for peer in model.measure())
 
     prompts = [endless_checkpoint.prompt(2000)]
-    prompts += [[number, *prompts[0][1:]] for number in range(30)]
+    prompts += [[number, *prompts[0][1:]] for number in range(20)]
     plan = cut(endless_checkpoint, "solo")
     with cluster.load(
         endless_checkpoint.path, dtype="float32", plan=plan, context_tokens=LONG_CONTEXT

@@ -69,7 +69,7 @@ class ScriptedDrafter:
         pass
 
 
-REPEATS = ("mixed", "solo, states", "tensor, states")
+REPEATS = ("pipeline", "mixed", "solo, states", "tensor, states")
 """The others have every plan, and states with and without shards beside."""
 IN_PARTS = shown_in_parts("property/test_speculation.py")
 

@@ -4,7 +4,8 @@ A test of a deadline calls `let_pass`, so a slow machine does not reach it first
 
 Edge limits how long a handshake, an answer or a sign of life may take. A busy machine can take
 longer, and tests would be told of a lost peer. So tests with daemons, and processes forked for
-tests, raise these limits to `LONG_S`. A test of a limit sets its own, or keeps the usual one.
+tests, raise these limits to `LONG_S`. A test of a limit sets its own, or keeps the usual one. For
+the same reason they measure links for a shorter time.
 """
 
 from __future__ import annotations
@@ -79,6 +80,13 @@ LIMITS = (
     "edge.text.chat_template._WALL_S",
 )
 
+BRIEFLY_S = {
+    "edge.protocol.link_probe._ENOUGH_S": 5e-3,
+    "edge.protocol.link_probe._LARGE_SPAN_S": 0.02,
+}
+"""How long large messages go over a link that is measured: of two daemons here, they keep a core
+busy for as long, and how fast they are decides nothing."""
+
 DEFAULTS = (
     ("edge.peer.connection", "Connection.__init__", "silent_after_s"),
     ("edge.peer.dialling", "dial", "timeout_s"),
@@ -103,10 +111,10 @@ def be_patient(
 ) -> None:
     """In this process, for good or for as long as those say. imports: also where nothing was
     imported that has the limit; else that is left alone, as it is of no use here."""
-    for name in LIMITS:
+    for name, seconds in {**dict.fromkeys(LIMITS, LONG_S), **BRIEFLY_S}.items():
         module, _, attribute = name.rpartition(".")
         if imports or module in sys.modules:
-            put(importlib.import_module(module), attribute, LONG_S)
+            put(importlib.import_module(module), attribute, seconds)
     for module, function, parameter in DEFAULTS:
         if imports or module in sys.modules:
             of_module = attrgetter(f"{function}.__kwdefaults__")
