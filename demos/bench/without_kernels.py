@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import runpy
 
 from edge.host import block_kernels
 
@@ -17,6 +18,4 @@ def _files_of_others(name: str) -> object:
 
 if __name__ == "__main__":
     importlib.metadata.files = _files_of_others  # type: ignore[assignment]
-    from edge.cli.main import main
-
-    main()
+    runpy.run_module("edge", run_name="__main__")
