@@ -18,7 +18,7 @@ from tests.support.plans import make_plan
 from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 
 LARGEST_DIFFERENCE = 1e-4
-NEW_TOKENS = 20
+NEW_TOKENS = 32
 PROMPT_TOKENS = 24
 """More than every window, and than the context that one was trained in."""
 
