@@ -26,7 +26,7 @@ from edge.host.free_memory import format_size
 from edge.offload import CachedShard
 from edge.protocol import graph_frames as frames
 from edge.protocol.part_runs import STILL_HERE, PartAnswer, answer, receive_asked, receive_content
-from edge.transport import Link, Member, TransportError
+from edge.transport import ChannelClosedError, Link, Member, TransportError
 from edge.transport.frame import Buffer
 
 _log = logging.getLogger(__name__)
@@ -200,6 +200,8 @@ class HostedPart:
         try:
             found = self._computed(run.number, run.content)
             run.content = memoryview(b"")  # others may need its memory now
+            if found.failed and self._is_closing:  # the run can be computed elsewhere
+                raise ChannelClosedError("the part was closed")
             self._sending.acquire()
             self._result_bytes = self._unsent_bytes = len(found.content)
         finally:

@@ -32,6 +32,7 @@ from edge.runs.graphs.graph_options import EarlyExit, GraphOptions
 from edge.runs.graphs.inputs import checked, made_up_sample
 from edge.runs.graphs.remote_part import DeviceGoneError, RemotePart, same
 from edge.runs.graphs.tiled_graph import load_tiled_graph
+from edge.transport.frame import Buffer
 from tests.support.null_peers import null_peers
 from tests.support.slow_cases import shown_in_parts
 from tests.support.small_graphs import (
@@ -242,6 +243,31 @@ def test_copies_share_a_stream_and_one_is_lost(
             for results, each in zip(found, inputs, strict=True):
                 assert isinstance(results, dict)
                 agree(results, computed(cnn(), each))
+            await graph.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_run_that_ends_with_its_part_is_computed_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, inputs_of = written(cnn(), tmp_path), KINDS["cnn"][1]
+    true_run, closed = HostedPart._run, list[HostedPart]()
+
+    def run(part: HostedPart, content: Buffer) -> tuple[str, bytearray]:
+        if not closed:
+            closed.append(part)
+            part._is_closing = True  # the link is closed next
+        return true_run(part, content)
+
+    async def main() -> None:
+        async with two_peers(tmp_path) as peers:
+            graph = AsyncGraph(await load(path, peers, inputs_of(0)))
+            [first] = graph.plan.devices
+            monkeypatch.setattr(HostedPart, "_run", run)
+            agree(await graph.run(inputs_of(1)), computed(cnn(), inputs_of(1)))
+            assert len(closed) == 1
+            assert graph.plan.devices != (first,)
             await graph.aclose()
 
     asyncio.run(main())
