@@ -275,7 +275,7 @@ def test_another_format_and_another_neighbour_are_measured(
     assert sorted(questions.measured) == ["", "b"]
     copied = [part for each in heard if isinstance(each, KvRows) for part in each.parts]
     assert len(copied) >= rehearsal._ANSWERS, "of each of its answers"
-    assert {part.first for part in copied} == {rehearsal._PROMPT_TOKENS}, "and not of prompts"
+    assert min(part.first for part in copied) == rehearsal._PROMPT_TOKENS, "and not of prompts"
     questions.ask(peers[:1], format_=uniform_format("float32"))
     assert questions.measured == ["a"]
 
