@@ -11,13 +11,14 @@ from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from edge.errors import CheckpointError
 from edge.graphs.nodes import constants, named, node_name, put_in_order, subgraphs
 from edge.graphs.onnx_file import (
     MOST_WEIGHTS_BYTES,
     OLDEST_OPSET,
+    OUTSIDE_FROM_BYTES,
     TYPED,
     OnnxFile,
     WeightPlace,
@@ -62,6 +63,7 @@ def open_onnx(path: Path) -> OnnxFile:
     _check_texts(path, graph)
     if len(graph.sparse_initializer):
         raise CheckpointError(f"{path} has sparse weights, which are not supported")
+    _lift_constants(path, graph)
     places = _external(path, graph)
     known = _Scope(each.name for each in (*graph.initializer, *graph.input))
     if len({each.name for each in graph.initializer}) != len(graph.initializer):
@@ -79,6 +81,34 @@ def open_onnx(path: Path) -> OnnxFile:
     if constant := next((n for n in names if n in file.initialisers), None):
         raise CheckpointError(f"{path}: the output {named(constant)} is a constant of the file")
     return file
+
+
+def _lift_constants(path: Path, graph: GraphProto) -> None:
+    """Make initialisers of the large constants of nodes, which some converters write for weights:
+    so a device gets and counts only those of its part."""
+    given = {each.name for each in graph.output}
+
+    def is_weight(node: NodeProto) -> bool:
+        is_constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx")
+        if not is_constant or len(node.attribute) != 1 or len(node.output) != 1:
+            return False
+        value, name = node.attribute[0], node.output[0]
+        if value.type != AttributeProto.TENSOR or not name or name in given:
+            return False
+        is_inside = value.t.data_location != TensorProto.EXTERNAL
+        return is_inside and tensor_bytes(value.t, path) >= OUTSIDE_FROM_BYTES
+
+    others = GraphProto()
+    for node in graph.node:
+        if is_weight(node):
+            weight = graph.initializer.add()
+            weight.CopyFrom(node.attribute[0].t)
+            weight.name = node.output[0]
+        else:
+            others.node.append(node)
+    if len(others.node) < len(graph.node):
+        del graph.node[:]
+        graph.node.extend(others.node)
 
 
 def _read(path: Path) -> bytes:

@@ -13,7 +13,8 @@ from edge.errors import CheckpointError
 from edge.graphs import onnx_checks
 from edge.graphs.atoms import Atoms
 from edge.graphs.onnx_checks import open_onnx
-from edge.graphs.onnx_file import ONNX_TYPES
+from edge.graphs.onnx_file import ONNX_TYPES, OUTSIDE_FROM_BYTES
+from edge.graphs.parts import cut_part
 from edge.runs.graphs.inputs import checked
 from tests.support.small_graphs import (
     KINDS,
@@ -45,6 +46,28 @@ def test_weights_beside_the_file_are_read_where_they_lie(tmp_path: Path) -> None
     for name in names:
         expected = onnx.numpy_helper.to_array(inside.initialisers[name])
         assert beside.read_weight(name).tobytes() == expected.tobytes()
+
+
+def test_large_constants_of_nodes_are_weights_of_the_parts_that_use_them(tmp_path: Path) -> None:
+    model = cnn()
+    expected = open_onnx(written(model, tmp_path))
+    graph, small = model.graph, 0
+    nodes = list(graph.node)
+    del graph.node[:]
+    for weight in graph.initializer:
+        small += expected.weight_bytes(weight.name) < OUTSIDE_FROM_BYTES
+        graph.node.append(helper.make_node("Constant", [], [weight.name], value=weight))
+    del graph.initializer[:]
+    graph.node.extend(nodes)
+    file = open_onnx(written(model, tmp_path))
+    large = {name for name in expected.initialisers if expected.is_apart(name)}
+    assert file.initialisers.keys() == large
+    assert [each.op_type for each in file.nodes].count("Constant") == small > 0
+    atoms = Atoms(file)
+    parts = [cut_part(file, atoms, each, {}) for each in (range(1), range(1, len(atoms)))]
+    sent = [{each.name for each in part.manifest.tensors} & large for part in parts]
+    assert sent[0] | sent[1] == large
+    assert not sent[0] & sent[1]
 
 
 @pytest.mark.parametrize(
