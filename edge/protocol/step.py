@@ -173,6 +173,14 @@ class Step:
         return max(entry.logit_rows for entry in self.entries)
 
     @property
+    def head_rows(self) -> int:
+        """Rows that the head computes for each entry: an even number in a step that goes on behind
+        wrong guesses, as CPUs round a row alone in another way. The first may be one too many."""
+        rows = self.logit_rows
+        goes_on = rows < self.num_tokens <= 1 + self.drafts
+        return rows + 1 if goes_on and rows % 2 else rows
+
+    @property
     def drafted(self) -> int:
         """Tokens of the draft that the step verifies: the last ones of its only entry. Each row
         gives a token; those that follow the first wrong guess are not used."""

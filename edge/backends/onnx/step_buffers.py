@@ -102,7 +102,7 @@ class StepBuffers:
 
         Raises RequestError for too many rows.
         """
-        rows = 1 if step.states else max(step.logit_rows, 1)
+        rows = 1 if step.states else max(step.head_rows, 1)
         needed = batch * rows * self._vocab_rows
         if needed > self._most_logits:
             raise RequestError(
@@ -123,7 +123,7 @@ class StepBuffers:
         shapes: list[StepShape] = []
         first_token = first_row = 0
         for half, part in enumerate(parts):
-            tokens, rows = part.num_tokens, part.logit_rows
+            tokens, rows = part.num_tokens, part.head_rows
             for index, entry in enumerate(part.entries):
                 start = first_token + index * tokens
                 self.tokens[start : start + tokens] = entry.tokens

@@ -144,7 +144,8 @@ class GraphSteps(ABC, Generic[_G]):
         self._wrote(step, slot)
         if self._layout.is_last_stage:
             rows = 0 if step.states else step.logit_rows
-            return self._buffers.logits(step.batch, max(rows, 1))[:, :rows]
+            computed = 1 if step.states else max(step.head_rows, 1)
+            return self._buffers.logits(step.batch, computed)[:, computed - rows :]
         last = self._hidden(len(self._graphs.segments) % 2, step)
         return self._side_inputs.put_together(last)
 
@@ -157,8 +158,8 @@ class GraphSteps(ABC, Generic[_G]):
         # The buffer of the last graph's hidden state, which is free because the head has no such
         # output.
         last = self._buffers.hidden[len(self._graphs.segments) % 2]
-        states = rows_of(last, self._spec.hidden_size, step.batch, step.logit_rows)
-        return HostLogits(logits, states)
+        states = rows_of(last, self._spec.hidden_size, step.batch, step.head_rows)
+        return HostLogits(logits, states[:, step.head_rows - step.logit_rows :])
 
     def interrupt(self) -> None:
         self._run_options.terminate = True
