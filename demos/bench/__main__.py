@@ -21,7 +21,6 @@ CASES = {
     "kv-formats": ("quality", "What formats of keys and values lose, and their speed."),
     "gguf-types": ("gguf_types", "The same numbers as llama.cpp, for each type of GGUF."),
     "bigger-than-memory": ("limited", "Models larger than a limit of memory."),
-    "kept-bits": ("kept_bits", "A GGUF file in its own bits and packed, in one limit."),
     "guesses": ("guesses", "Guessed tokens, on old and new text and in JSON."),
     "mixed-guesses": ("guesses", "Requests of mixed kinds that guesses slow down."),
     "conversation": ("conversation", "Turns of a conversation that grows."),
