@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
@@ -34,10 +34,15 @@ def put_in_order(graph: GraphProto) -> None:
             if not missing[user]:
                 heapq.heappush(ready, user)
     if len(order) == len(needed):
-        nodes = GraphProto()
-        nodes.node.extend(graph.node[at] for at in order)
-        del graph.node[:]
-        graph.node.extend(nodes.node)
+        keep_nodes(graph, order)
+
+
+def keep_nodes(graph: GraphProto, numbers: Iterable[int]) -> None:
+    """Leave a graph these of its nodes, in this order."""
+    kept = GraphProto()
+    kept.node.extend(graph.node[at] for at in numbers)
+    del graph.node[:]
+    graph.node.extend(kept.node)
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:

@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from edge.errors import CheckpointError
-from edge.graphs.nodes import constants, named, node_name, put_in_order, subgraphs
+from edge.graphs.nodes import constants, keep_nodes, named, node_name, put_in_order, subgraphs
 from edge.graphs.onnx_file import (
     MOST_WEIGHTS_BYTES,
     OLDEST_OPSET,
@@ -87,28 +87,20 @@ def _lift_constants(path: Path, graph: GraphProto) -> None:
     """Make initialisers of the large constants of nodes, which some converters write for weights:
     so a device gets and counts only those of its part."""
     given = {each.name for each in graph.output}
-
-    def is_weight(node: NodeProto) -> bool:
-        is_constant = node.op_type == "Constant" and node.domain in ("", "ai.onnx")
-        if not is_constant or len(node.attribute) != 1 or len(node.output) != 1:
-            return False
-        value, name = node.attribute[0], node.output[0]
-        if value.type != AttributeProto.TENSOR or not name or name in given:
-            return False
-        is_inside = value.t.data_location != TensorProto.EXTERNAL
-        return is_inside and tensor_bytes(value.t, path) >= OUTSIDE_FROM_BYTES
-
-    others = GraphProto()
-    for node in graph.node:
-        if is_weight(node):
-            weight = graph.initializer.add()
-            weight.CopyFrom(node.attribute[0].t)
-            weight.name = node.output[0]
-        else:
-            others.node.append(node)
-    if len(others.node) < len(graph.node):
-        del graph.node[:]
-        graph.node.extend(others.node)
+    weights: dict[int, TensorProto] = {}
+    for at, node in enumerate(graph.node):
+        if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+            continue
+        tensors, names = list(constants(node)), [name for name in node.output if name not in given]
+        if not len(tensors) == len(names) == len(node.attribute) == 1 or not names[0]:
+            continue
+        is_inside = tensors[0].data_location != TensorProto.EXTERNAL
+        if is_inside and tensor_bytes(tensors[0], path) >= OUTSIDE_FROM_BYTES:
+            weights[at] = tensors[0]
+            weights[at].name = names[0]
+    if weights:
+        graph.initializer.extend(weights.values())
+        keep_nodes(graph, (at for at in range(len(graph.node)) if at not in weights))
 
 
 def _read(path: Path) -> bytes:

@@ -251,8 +251,6 @@ class HostedPart:
         return PartAnswer(number, kind != "ran", time.perf_counter() - began_s, memoryview(found))
 
     def _run(self, content: Buffer) -> tuple[str, bytearray]:
-        if self._is_closing:
-            return "failed", bytearray(b"the part was closed")
         if not self._process.is_running:  # a limit ended it
             kind, loaded = self._ask_load()
             if kind != "loaded":

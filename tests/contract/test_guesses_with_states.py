@@ -109,6 +109,17 @@ def _check_cuts(program: StageProgram) -> None:
 
 
 @pytest.mark.parametrize(
+    ("tokens", "rows", "drafts", "computed"),
+    [(2, 1, 3, 2), (4, 3, 3, 4), (4, 2, 3, 2), (1, 1, 3, 1), (9, 1, 3, 1), (2, 1, 0, 1)],
+)
+def test_a_head_has_no_row_alone_behind_wrong_guesses(
+    tokens: int, rows: int, drafts: int, computed: int
+) -> None:
+    entry = StepEntry(request="r", position=0, tokens=(7,) * tokens, logit_rows=rows)
+    assert Step(entries=(entry,), run=4, drafts=drafts).head_rows == computed
+
+
+@pytest.mark.parametrize(
     ("family", "dtype"),
     repeats_are_slow([("qwen3_5", "float32"), ("qwen3_5", "int4"), ("lfm2", "int8")], of=[0]),
 )

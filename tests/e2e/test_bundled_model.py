@@ -40,10 +40,13 @@ def wrong_answers(
     ]
 
 
-@shown_in_parts(
-    "e2e/test_exactness_quantized.py", "e2e/test_demos.py", "multiprocess/test_server_clients.py"
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("solo", marks=shown_in_parts("e2e/test_exactness_quantized.py")),
+        "tensor_3",
+    ],
 )
-@pytest.mark.parametrize("layout", ["solo", "tensor_3"])
 def test_questions_as_chat_turns(five_peers: edge.Cluster, layout: str) -> None:
     with five_peers.load(
         MODEL, dtype="int4", plan=bundled_plan(layout), concurrency=AT_ONCE

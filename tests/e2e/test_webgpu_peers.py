@@ -42,7 +42,7 @@ FAMILIES = (
 
 @contextlib.contextmanager
 def cluster_of(folder: Path, *names: str) -> Iterator[edge.Cluster]:
-    """The first peers of these names."""
+    """Peers of these kinds, which get their names in the order that BACKENDS has."""
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "1")

@@ -26,7 +26,7 @@ from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.further_heads import add_further_head
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import PATIENCE_S, Daemon, edge_process, stopped
-from tests.support.slow_cases import repeats_are_slow, shown_in_parts
+from tests.support.slow_cases import repeats_are_slow
 from tests.support.small_disk import fill, small_disk
 
 MANY_TOKENS = 200
@@ -384,13 +384,7 @@ def test_what_takes_a_lost_seat_has_the_same_bits(
         assert one.logprobs == other.logprobs, "to the last bit"
 
 
-COMPUTED_AGAIN = shown_in_parts(
-    "multiprocess/test_lost_peers.py", "multiprocess/test_linear_attention.py"
-)
-"""As states are, by other families."""
-
-
-@pytest.mark.parametrize("standby", ["kv", pytest.param("none", marks=COMPUTED_AGAIN)])
+@pytest.mark.parametrize("standby", ["kv", "none"])
 def test_latent_rows_come_from_copies_or_are_computed_again(
     standby: Standby,
     trio: Trio,

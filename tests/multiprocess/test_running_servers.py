@@ -56,8 +56,8 @@ def is_closed(url: str) -> bool:
         socket.create_connection((to.hostname or "", to.port or 0), timeout=PATIENCE_S).close()
     except ConnectionRefusedError:
         return True
-    except ConnectionResetError:  # the listener closes between the packets of this connection
-        return False
+    except ConnectionResetError:
+        pass  # the listener closes between the packets of this connection
     return False
 
 

@@ -257,7 +257,8 @@ def test_a_run_that_ends_with_its_part_is_computed_elsewhere(
     def run(part: HostedPart, content: Buffer) -> tuple[str, bytearray]:
         if not closed:
             closed.append(part)
-            part._is_closing = True  # the link is closed next
+            part._is_closing = True
+            part._process.forbid()  # the link is closed next
         return true_run(part, content)
 
     async def main() -> None:

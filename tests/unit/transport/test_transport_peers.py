@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Mapping
 
 import pytest
+from zeroconf import NotRunningException
 from zeroconf._logger import QuietLogger
 from zeroconf._protocol.incoming import DNSIncoming
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
@@ -325,6 +326,7 @@ def test_no_question_asks_for_an_answer_that_reaches_one_process_alone() -> None
             async with asyncio.timeout(60):
                 assert isinstance(await anext(searching.watch()), PeerFound)
                 assert not await asked.get()
+            assert not any(asked.get_nowait() for _ in range(asked.qsize()))
         finally:
             await searching.aclose()
             await announcing.aclose()
@@ -335,6 +337,22 @@ def test_no_question_asks_for_an_answer_that_reaches_one_process_alone() -> None
         network.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, group)
         network.bind(("224.0.0.251", 5353))
         asyncio.run(scenario(network))
+
+
+def test_multicast_dns_that_does_not_begin_in_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def register(*_arguments: object, **_options: object) -> None:
+        raise NotRunningException
+
+    async def scenario() -> None:
+        discovery = ZeroconfDiscovery(interfaces=["127.0.0.1"])
+        try:
+            with pytest.raises(AddressError, match=r"too busy to begin in time; start it again"):
+                await discovery.announce(record())
+        finally:
+            await discovery.aclose()
+
+    monkeypatch.setattr(AsyncZeroconf, "async_register_service", register)
+    asyncio.run(scenario())
 
 
 def test_another_address_of_a_device_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
