@@ -5,7 +5,7 @@ always give the same plan. The package knows nothing of sockets, tensors or file
 standard library, and HiGHS to place whole experts.
 """
 
-from edge.partition.cost.drafts import Guessing, draft_length, guessing
+from edge.partition.cost.drafts import Guessing, draft_length, guessing, most_in_turn
 from edge.partition.cost.estimate import Estimate, estimate, step_s
 from edge.partition.cost.graph_estimate import estimate_graph
 from edge.partition.cost.message_times import check_links
@@ -112,6 +112,7 @@ __all__ = [
     "join",
     "kv_heads",
     "memory_use",
+    "most_in_turn",
     "repair",
     "split_by_shares",
     "step_s",

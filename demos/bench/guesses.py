@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,7 @@ def _prompts(number: int) -> Mapping[str, str]:
     case.number("--threads", 1),
     case.choice("--accuracy", ["fast", "high"], "fast"),
     case.number("--new-tokens", 160, least=8),
+    case.number("--clients", 1),
     *STAGES,
     case.text("--llama-server", "", "This program of llama.cpp, beside, with its own lookup."),
     case.rounds(7),
@@ -94,9 +97,10 @@ def guesses(given: Given) -> Iterator[Found]:
     the answer keeps to a schema.
 
     All sides answer the same prompts in turn, greedily. Also the share of answers whose tokens are
-    those without guesses.
+    those without guesses. Several clients ask at once, each for another passage; their speed is
+    that of all their tokens together, from the first question to the last token.
     """
-    figures, tokens = Figures(), dict[tuple[str, int], tuple[int, ...]]()
+    figures, tokens = Figures(), dict[tuple[str, int, int], tuple[int, ...]]()
     with contextlib.ExitStack() as stack:
         model = model_in_stages(
             stack, given, accuracy=given.accuracy, context_tokens=2048, speculate="off"
@@ -107,23 +111,36 @@ def guesses(given: Given) -> Iterator[Found]:
                 return _of_random_weights(model, number)
             return _requests(model, number, with_schema=not given.llama_server)
 
+        clients = range(given.clients)
+        pool = stack.enter_context(ThreadPoolExecutor(given.clients))
+
         def side(speculate: Speculation) -> _Side:
+            def reply(request: Mapping[str, Any]) -> edge.Reply:
+                found: edge.Reply = model.generate(
+                    **request,
+                    min_tokens=min(32, given.new_tokens),
+                    max_new_tokens=given.new_tokens,
+                    speculate=speculate,
+                )
+                return found
+
             def answer(number: int) -> Mapping[str, float]:
                 speeds = {}
-                for name, request in requests(number).items():
-                    reply = model.generate(
-                        **request,
-                        min_tokens=min(32, given.new_tokens),
-                        max_new_tokens=given.new_tokens,
-                        speculate=speculate,
-                    )
-                    speeds[name] = reply.tokens_per_s
-                    per_pass = reply.statistics.get("tokens_per_pass", 1.0)
-                    known = tokens.setdefault((name, number), reply.token_ids)
-                    if number and speculate != "off":
-                        figures.add(f"{name}, {speculate}, per pass", "tokens", per_pass)
-                        same = float(known == reply.token_ids)
-                        figures.add(f"{name}, {speculate}, same tokens", "share", same)
+                asked = [requests(number * given.clients + client) for client in clients]
+                for name in asked[0]:
+                    start_s = time.perf_counter()
+                    replies = [*pool.map(reply, [each[name] for each in asked])]
+                    took_s = time.perf_counter() - start_s
+                    speeds[name] = replies[0].tokens_per_s
+                    if given.clients > 1:
+                        speeds[name] = sum(len(each.token_ids) for each in replies) / took_s
+                    for client, each in enumerate(replies):
+                        per_pass = each.statistics.get("tokens_per_pass", 1.0)
+                        known = tokens.setdefault((name, number, client), each.token_ids)
+                        if number and speculate != "off":
+                            figures.add(f"{name}, {speculate}, per pass", "tokens", per_pass)
+                            same = float(known == each.token_ids)
+                            figures.add(f"{name}, {speculate}, same tokens", "share", same)
                 return speeds
 
             return answer
@@ -151,6 +168,8 @@ def guesses(given: Given) -> Iterator[Found]:
             sides |= {f"llama.cpp, {kind}": of_llama(kind) for kind in _LOOKUPS}
         found = compared(sides, given.rounds, over="off", figures=figures)
     variant = f"{arrangement(given)}, accuracy {given.accuracy}"
+    if given.clients > 1:
+        variant += f", {given.clients} clients"
     yield Found(figures=found, variant=variant, model=given.model)
 
 

@@ -264,14 +264,19 @@ class DistributedSampling:
         request = self._requests[step.entries[0].request]
         return request.history, request.terms
 
-    def settle(self, step: Step, tokens: Sequence[int]) -> tuple[Sequence[int], SamplingTerms]:
-        """On the sampler: all tokens of the step's only request after it gave `tokens`, and its
-        terms. Wrong guesses are forgotten."""
-        (entry,) = step.entries
-        request = self._requests[entry.request]
-        del request.history[entry.end - entry.logit_rows + len(tokens) :]
-        request.history.append(tokens[-1])
-        return request.history, request.terms
+    def settle(
+        self, step: Step, tokens: Sequence[int]
+    ) -> list[tuple[Sequence[int], SamplingTerms]]:
+        """On the sampler: all tokens of each of the step's requests after it gave `tokens`, several
+        to its only one, and their terms. Wrong guesses are forgotten."""
+        found: list[tuple[Sequence[int], SamplingTerms]] = []
+        own = [tokens] if step.batch == 1 else [(token,) for token in tokens]
+        for entry, given in zip(step.entries, own, strict=True):
+            request = self._requests[entry.request]
+            del request.history[entry.end - entry.logit_rows + len(given) :]
+            request.history.append(given[-1])
+            found.append((request.history, request.terms))
+        return found
 
     def computes_together(self, step: Step) -> bool:
         """Whether the step computes several tokens of an answer, guesses included."""

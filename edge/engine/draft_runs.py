@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from edge.engine.distributed_sampling import Chosen, DistributedSampling
 from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
-from edge.protocol.step import MOST_DRAFTED, FinishReason, Step
+from edge.protocol.step import MOST_DRAFTED, FinishReason, Guesses, Step
 
 _GOES_ON, _IS_OVER, _ASKS = 0, -1, -2
 """The sampler tells a further step; ends the run; or asks its stage for all logits, and then says
@@ -38,6 +38,10 @@ _MOST_AHEAD = 3
 _LEAST_CHANCE = 0.4
 """Chance that a step ahead follows right guesses only, below which it is not worth the delay that
 it is for a step after a wrong guess."""
+
+
+_MOST_UNHEARD = 32
+"""Outcomes that are left unheard: the sampler never waits until its small messages are read."""
 
 
 class _Told(NamedTuple):
@@ -65,14 +69,23 @@ class DraftRuns:
     """Told, for a drafter that reads hidden states, how many tokens a step gave."""
     computed: Callable[[Step], None]
     """Called with each step whose tokens are right, before its tokens are reported."""
-    report: Callable[[Step, Sequence[Chosen], Sequence[FinishReason | None], float, bool], None]
-    """The step, its tokens, why they end the answer, when they were chosen, and whether the run is
-    over."""
+    report: Callable[
+        [Step, Sequence[Chosen], Sequence[FinishReason | None], float, bool, Sequence[Guesses]],
+        None,
+    ]
+    """The step, its tokens, why they end the answer, when they were chosen, whether the run is
+    over, and guesses for a later step."""
     must_yield: Callable[[], bool]
     rewinds: bool
     """Requests have states; see `Step.drafting`."""
     cut_end: Callable[[int], int] | None
     """See `SchedulingLimits`."""
+    unheard: deque[Step] = field(default_factory=deque)
+    """Runs of one step whose outcome was not heard. Stages before the last one compute steps of
+    other requests meanwhile; not with states, as one state before guesses is kept."""
+    unsettled: dict[str, Step] = field(default_factory=dict)
+    """Those of them of which wrong guesses are not cut off, by their requests. The next step says
+    where it begins, perhaps before the outcome is heard."""
     goes_ahead: bool
     """Whether there are steps ahead: the sampler is alone in its stage, behind other stages, and
     keys and values can be cut anywhere."""
@@ -88,6 +101,7 @@ class DraftRuns:
         """As the sampler."""
         ahead: deque[Step] = deque()
         dropped: list[Step] = []
+        ends_at_once = step.ends_at_once
         begun_s = 0.0  # when the step before was verified, unless others were ahead of it
         while True:
             for each in dropped:
@@ -115,9 +129,12 @@ class DraftRuns:
             if step.drafted:
                 self.speculator.verified(entry.request, step.drafted, len(chosen) - 1)
             is_cancelled = self.must_yield() or self.choice.ends_run(step)
-            is_over = is_cancelled or any(ends) or len(chosen) == step.run
+            is_over = is_cancelled or any(ends) or len(chosen) == step.run or ends_at_once
+            guesses: Sequence[Guesses] = ()
             if is_over:
                 self._tell(step, _Told(_IS_OVER, settled, 0, ()))
+                if not any(ends):
+                    guesses = self._guess(step, [each.token for each in chosen], settled)
             else:
                 tokens = [each.token for each in chosen]
                 is_right = settled == entry.end and self.speculator.is_paired(entry.request)
@@ -128,7 +145,7 @@ class DraftRuns:
                 if begun_s:  # guesses take time of their own
                     begun_s = time.monotonic()
             self.computed(step.cut(entry.end - settled))  # meanwhile others run the next step
-            self.report(step, chosen, ends, chosen_s, is_over)
+            self.report(step, chosen, ends, chosen_s, is_over, guesses)
             self.times.now.sample_s += time.perf_counter() - started_s
             if is_over or self.rewinds:
                 self._cut(step, settled, program)
@@ -142,7 +159,7 @@ class DraftRuns:
     def _go_on(self, step: Step, tokens: Sequence[int], settled: int, ahead: deque[Step]) -> None:
         """Tell the next step, and steps ahead of it, after this one gave `tokens`."""
         (entry,) = step.entries
-        known, terms = self.choice.settle(step, tokens)
+        ((known, terms),) = self.choice.settle(step, tokens)
 
         def tell(position: int, draft: Sequence[int], before: Step) -> None:
             ahead.append(before.drafting(position, draft, rewinds=self.rewinds))
@@ -173,6 +190,16 @@ class DraftRuns:
                 return
             tell(last.entries[0].end, draft, last)
 
+    def _guess(self, step: Step, tokens: Sequence[int], settled: int) -> Sequence[Guesses]:
+        """Guesses behind the last tokens of a run that ends while its request goes on."""
+        (entry,) = step.entries
+        if self.choice.is_led(step) or (self.rewinds and settled < entry.end):
+            return ()
+        ((known, terms),) = self.choice.settle(step, tokens)
+        most = min(step.drafts, self._room(settled) - 1)
+        found = self.speculator.in_turn(entry.request, known, terms, most=most)
+        return (found,) if found.tokens else ()
+
     def _room(self, position: int, end: int | None = None) -> int:
         """Rows that steps may have from `end` on, or `position`, so that the request can still be
         cut at any position after `position`."""
@@ -182,9 +209,15 @@ class DraftRuns:
     def _follow(self, step: Step, program: StageProgram) -> Iterator[Step]:
         """As any other shard."""
         unsettled: deque[Step] = deque()
+        ends_at_once = step.ends_at_once
         while True:
             self.times.begin(is_decode=step.is_decode)
             logits = self.compute(step, program)
+            if logits is None and ends_at_once and not self.rewinds:
+                self.unheard.append(step)
+                self.unsettled[step.entries[0].request] = step
+                yield step
+                return
             if logits is not None:
                 started_s = time.perf_counter()
                 self.choice.offer(step, logits)
@@ -199,6 +232,33 @@ class DraftRuns:
             if is_over:
                 return
             step = step.drafting(told.position, told.tokens, rewinds=self.rewinds)
+
+    def before(self, step: Step, program: StageProgram) -> None:
+        """Settle earlier steps before one that follows them, or that hears its own outcome."""
+        while self.unheard and not step.ends_at_once:
+            self._hear_oldest(program)
+        for entry in step.entries:
+            self._settle_one(entry.request, entry.position, program)
+        while len(self.unheard) > _MOST_UNHEARD:
+            self._hear_oldest(program)
+
+    def hear_of(self, request: str, program: StageProgram) -> None:
+        """Hear the outcome of the request's last step, unless it is settled."""
+        while request in self.unsettled:
+            self._hear_oldest(program)
+
+    def _hear_oldest(self, program: StageProgram) -> None:
+        step = self.unheard.popleft()
+        told = self._hear(step, None)
+        request = step.entries[0].request
+        if self.unsettled.get(request) is step:
+            self._settle_one(request, told.settled, program)
+
+    def _settle_one(self, request: str, settled: int, program: StageProgram) -> None:
+        step = self.unsettled.pop(request, None)
+        if step is not None:
+            self.computed(step.cut(max(0, step.entries[0].end - settled)))
+            self._cut(step, settled, program)
 
     def _settle(self, unsettled: deque[Step], told: _Told) -> None:
         """Hand on what is right of the steps that were computed, and forget what was wrong."""

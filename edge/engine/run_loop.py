@@ -20,7 +20,7 @@ from edge.engine.timing import ShardCounters
 from edge.engine.waiting_rows import WaitingRows
 from edge.protocol import messages
 from edge.protocol.frame_codec import Event
-from edge.protocol.step import FinishReason, Step
+from edge.protocol.step import NO_GUESSES, FinishReason, Guesses, Step
 
 END_OF_RUN = -1
 """Sent instead of a token when a run, or a single step, ends."""
@@ -79,19 +79,24 @@ class RunLoop:
 
     def run(self, step: Step, program: StageProgram) -> Iterator[Step]:
         """Run the step, and for a run the steps that follow. Yields each once it is computed."""
+        self._drafts.before(step, program)
         if step.singly:
             yield from self._compute_apart(step, program)
             return
-        if step.drafts:
+        if step.drafts and step.batch == 1:
             yield from self._drafts.run(step, program)
             self._must_yield = False
             return
         following: Step | None = step
+        begun_s = 0.0
         while following is not None:
             step = following
             self._times.begin(is_decode=step.is_decode)
             logits = self.compute(step, program)
             start_s = time.perf_counter()
+            if step.is_decode and begun_s:
+                self._speculator.seconds.note(step.batch, start_s - begun_s)
+            begun_s = start_s
             if logits is not None and self._links.is_sampler:
                 following = self._sample_and_tell(step, logits)
             elif logits is not None:
@@ -213,7 +218,9 @@ class RunLoop:
         tokens = [each.token for each in chosen]
         ends = self._choice.take(step, tokens)
         self._follow(step, own, len(tokens))
+        guesses = self._guess(step, tokens, ends)
         is_over = self._must_yield or any(ends) or self._choice.ends_run(step) or step.run == 1
+        is_over |= bool(guesses) and self._are_faster_in_turn(guesses)
         told = np.full(step.batch, END_OF_RUN, np.int64)
         if not is_over:
             told[...] = tokens
@@ -224,8 +231,31 @@ class RunLoop:
         if is_over:
             self._must_yield = False
         self._computed(step.cut(step.spare))  # meanwhile other shards run the next step
-        self._tell_tokens(step, chosen, ends, chosen_s, is_over)
+        self._tell_tokens(step, chosen, ends, chosen_s, is_over, guesses if is_over else ())
         return None if is_over else step.following(tokens)
+
+    def _guess(
+        self, step: Step, tokens: Sequence[int], ends: Sequence[FinishReason | None]
+    ) -> Sequence[Guesses]:
+        """For each request of a step, guesses at the tokens behind its newest; empty without."""
+        if not step.drafts or len(tokens) != step.batch:
+            return ()
+        known = self._choice.settle(step, tokens)
+        found = [
+            NO_GUESSES
+            if end is not None
+            else self._speculator.in_turn(entry.request, *each, most=step.drafts)
+            for entry, each, end in zip(step.entries, known, ends, strict=True)
+        ]
+        return found if any(each.tokens for each in found) else ()
+
+    def _are_faster_in_turn(self, guesses: Sequence[Guesses]) -> bool:
+        stages = self._links.seat[0] + 1  # the sampler is in the last one
+        return all(each.in_turn >= -(-len(guesses) // stages) for each in guesses)
+
+    def hear_of(self, request: str, program: StageProgram) -> None:
+        """Before the request is changed otherwise than by a step: hear how its last one ended."""
+        self._drafts.hear_of(request, program)
 
     def _tell_tokens(
         self,
@@ -234,6 +264,7 @@ class RunLoop:
         ends: Sequence[FinishReason | None],
         chosen_s: float,
         is_over: bool,
+        guesses: Sequence[Guesses] = (),
     ) -> None:
         logprobs = tuple(each.logprobs for each in chosen)
         self._report(
@@ -245,6 +276,9 @@ class RunLoop:
                 logprobs=logprobs if any(logprobs) else (),
                 drafted=step.drafted,
                 together=self._choice.computes_together(step),
-                pairs=bool(step.drafts) and self._speculator.is_paired(step.entries[0].request),
+                pairs=step.drafts > 0
+                and step.batch == 1
+                and self._speculator.is_paired(step.entries[0].request),
+                guesses=tuple(guesses),
             )
         )

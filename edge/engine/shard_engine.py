@@ -431,6 +431,7 @@ class ShardEngine:
 
         def work(program: StageProgram | None) -> None:
             if program is not None:
+                self._runs.hear_of(request, program)
                 program.save_state(request, tokens, place)
 
         self._post(work)
@@ -451,6 +452,11 @@ class ShardEngine:
             )  # fmt: skip
 
         def work() -> None:
+            try:
+                if self._program is not None and not self._is_over:
+                    self._runs.hear_of(request, self._program)
+            except transport.TransportError as error:
+                self._fail(error)
             self._choice.forget(request)
             self._speculator.forget(request)
             self.pictures.forget(request)
@@ -503,6 +509,7 @@ class ShardEngine:
         def work(program: StageProgram | None) -> None:
             if program is None:
                 return
+            self._runs.hear_of(request, program)
             why_not = None
             try:
                 keep(program)

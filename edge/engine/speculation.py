@@ -17,8 +17,14 @@ import numpy as np
 
 from edge.engine.drafter import Drafter
 from edge.engine.further_drafter import Follower
-from edge.partition import draft_length
-from edge.protocol.step import SamplingTerms, Speculation
+from edge.partition import draft_length, most_in_turn
+from edge.protocol.step import (
+    MOST_IN_TURN,
+    NO_GUESSES,
+    Guesses,
+    SamplingTerms,
+    Speculation,
+)
 
 _NEWEST = 0.2
 """Weight of the newest guess in the share of right ones."""
@@ -189,6 +195,25 @@ class Speculator:
         length = best(len(guesses))
         answer.guessed = min(length, len(guesses))
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
+
+    def in_turn(
+        self, request: str, tokens: Sequence[int], terms: SamplingTerms, *, most: int
+    ) -> Guesses:
+        """Guesses for a step of the request's own, where others wait or run beside it. Only of
+        drafters that look back: the others follow one answer."""
+        answer = self._followed(request, tokens, len(tokens), terms)
+        if answer is None or not (answer.is_paired and answer.drafter.looks_back) or most < 1:
+            return NO_GUESSES
+        right, seconds, rewinds = answer.right, self.seconds.of, self._rewinds
+        wanted = draft_length(right, seconds, most, rewinds=rewinds)
+        guesses = answer.drafter.propose(request, tokens, len(tokens), wanted)
+        length = min(len(guesses), draft_length(right, seconds, len(guesses), rewinds=rewinds))
+        if not length:
+            return NO_GUESSES
+        return Guesses(
+            tokens=tuple(guesses[:length]),
+            in_turn=most_in_turn(right, seconds, length, MOST_IN_TURN, rewinds=rewinds),
+        )
 
     def _followed(
         self, request: str, tokens: Sequence[int], end: int, terms: SamplingTerms

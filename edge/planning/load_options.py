@@ -277,12 +277,12 @@ class LoadOptions:
     )
     """Right guesses save steps, and wrong ones are cut off, so the answer stays the same; with
     `accuracy` "fast" it may differ where two tokens are nearly as likely, because a row alone is
-    rounded in another way than several. An answer is guessed while it is alone; of one with a
-    schema or grammar, what that forces. Answers on GPUs are not guessed, nor with
-    `batch_invariant`, or with `kv_dtype` "int4". Each request may ask for another way
-    (`GenerationOptions`). With "mtp" the device that chooses tokens holds the head for multi-token
-    prediction of DeepSeek-V3, GLM-4.5 and later, and Qwen3.5, in 8 bits; other models are refused,
-    and only CPUs compute it."""
+    rounded in another way than several. Of an answer with a schema or grammar, what that forces is
+    guessed. Several answers are guessed in turn, where that is faster for each than one step.
+    Answers on GPUs are not guessed, nor with `batch_invariant`, or with `kv_dtype` "int4". Each
+    request may ask for another way (`GenerationOptions`). With "mtp" the device that chooses tokens
+    holds the head for multi-token prediction of DeepSeek-V3, GLM-4.5 and later, and Qwen3.5, in 8
+    bits; other models are refused, and only CPUs compute it."""
 
     draft: str | Path | None = option(
         None,

@@ -40,7 +40,9 @@ from edge.protocol.step import (
     MAX_CHUNK_TOKENS,
     MAX_REQUESTS,
     MOST_DRAFTED,
+    MOST_IN_TURN,
     FinishReason,
+    Guesses,
     SamplingTerms,
     Step,
 )
@@ -581,6 +583,8 @@ class Tokens(Event):
     """The rows of the step were those of several tokens of the answer."""
     pairs: bool = False
     """The row of the newest token is to be computed in a step of an even number of rows."""
+    guesses: Annotated[tuple[Guesses, ...], Meta(max_length=MOST_IN_TURN)] = ()
+    """For each entry of the step, unless there are none; only once it is over."""
 
     def __post_init__(self) -> None:
         if self.drafted and not 1 <= len(self.tokens) <= 1 + self.drafted:
@@ -591,8 +595,21 @@ class Tokens(Event):
             raise ValueError("tokens follow the last one")
         if len(self.ends) != len(self.tokens):
             raise ValueError("ends needs one entry for each token")
+        if self.guesses and not (self.last and len(self.guesses) == self._num_entries):
+            raise ValueError("guesses come with the last token of each request")
         if self.logprobs and len(self.logprobs) != len(self.tokens):
             raise ValueError("logprobs needs one entry for each token")
+
+    @property
+    def _num_entries(self) -> int:
+        return 1 if self.drafted else len(self.tokens)
+
+    @property
+    def pairs_of_each(self) -> list[bool]:
+        """`pairs` for each token, also where its request has guesses."""
+        found = [self.pairs or bool(each.tokens) for each in self.guesses]
+        found = found or [self.pairs] * self._num_entries
+        return found * (len(self.tokens) if self.drafted else 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

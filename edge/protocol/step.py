@@ -35,6 +35,22 @@ MAX_END_IDS = 64
 MOST_DRAFTED = 15
 """The longest draft. With the token before it, it makes an even number of rows, as every draft
 does."""
+MOST_IN_TURN = 16
+"""The most requests that compute in turn, each with a draft: more share their steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guesses:
+    """Tokens that probably follow an answer's newest one, whose row is in a step of an even number
+    of rows."""
+
+    tokens: Annotated[tuple[Whole, ...], Meta(max_length=MOST_DRAFTED)] = ()
+    in_turn: Annotated[int, Meta(ge=0, le=MOST_IN_TURN)] = 0
+    """The most requests that are faster in turn, each with such a draft, than in one step."""
+
+
+NO_GUESSES = Guesses()
+
 
 Speculation = Literal["auto", "off", "lookup", "draft", "mtp"]
 """How drafts of an answer are made. "lookup": by looking up the last tokens earlier in prompt and
@@ -100,8 +116,10 @@ class Step:
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
 
     drafts: the most tokens of a draft in each step of a run of one request; see `drafted`. The
-    tokens before the rows of logits are known, and may have been computed before. With token masks
-    (`RunStep`) the run ends with its first step.
+    tokens before the rows of logits are known, and may have been computed before. A run that gives
+    no more tokens than its first step's draft, or has token masks (`RunStep`), ends with its first
+    step. A run of several requests has no drafts, and ends where these would be faster in turn,
+    each with a draft.
 
     spare: as many of the last tokens only make the number of rows even, and are cut off again.
 
@@ -139,8 +157,8 @@ class Step:
         if self.states and (self.run != 1 or self.batch != 1 or not self.logit_rows):
             raise ValueError("a step for hidden states needs one request, and cannot be a run")
         if self.drafts:
-            if self.batch != 1 or self.states or self.singly or not self.logit_rows:
-                raise ValueError("a step with drafts needs one request, and its logits")
+            if self.states or self.singly or any(not each.logit_rows for each in self.entries):
+                raise ValueError("a step with drafts needs logits of each request")
             if self.drafted and self.num_tokens > 1 + self.drafts:
                 raise ValueError(f"a step with a draft has {1 + self.drafts} tokens at most")
         elif self.run > 1 and any(e.logit_rows != 1 for e in self.entries):
@@ -185,6 +203,11 @@ class Step:
         """Tokens of the draft that the step verifies: the last ones of its only entry. Each row
         gives a token; those that follow the first wrong guess are not used."""
         return self.logit_rows - 1 if self.drafts else 0
+
+    @property
+    def ends_at_once(self) -> bool:
+        """Whether it gives all tokens of its run, at most."""
+        return self.run <= 1 + self.drafted
 
     @property
     def is_decode(self) -> bool:
@@ -237,6 +260,7 @@ class Step:
                 for entry, token in zip(self.entries, tokens, strict=True)
             ),
             run=self.run - 1,
+            drafts=self.drafts,
         )
 
     def drafting(self, position: int, tokens: Sequence[int], *, rewinds: bool = False) -> Step:

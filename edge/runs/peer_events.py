@@ -130,14 +130,14 @@ class PeerEvents:
         step = self._oldest_step(client, 1 if event.drafted else len(event.tokens)).step
         if event.drafted > step.drafts:
             raise ProtocolError(f"a draft of {event.drafted} tokens where {step.drafts} may be")
-        if event.together and not step.drafts:
-            raise ProtocolError("several rows of an answer where one may be")
+        if (event.together or event.guesses) and not step.drafts:
+            raise ProtocolError("guesses, or several rows of an answer, where one may be")
         if step.logit_rows and not event.tokens:
             raise ProtocolError("no token for a step that gives rows")
         self._reports += len(event.tokens) if event.drafted else 1
         if self._reports > step.run:
             raise ProtocolError(f"more tokens than a run of {step.run} gives")
-        self._answers.check_ids(event.tokens)
+        self._answers.check_ids(event.tokens, event.guesses)
         logprobs = event.logprobs or (None,) * len(event.tokens)
         entries = step.entries * len(event.tokens) if event.drafted else step.entries
         answers = [self._answers.get(entry.request) for entry in entries]
@@ -162,12 +162,13 @@ class PeerEvents:
                 drafted=event.drafted,
                 together=event.together,
                 pairs=event.pairs,
+                guesses=event.guesses,
             )
         )
         self._clock_ahead_s = min(self._clock_ahead_s, time.monotonic() - event.chosen_s)
         chosen_s = event.chosen_s + self._clock_ahead_s
-        for answer, token, end, each in zip(
-            answers, event.tokens, event.ends, logprobs, strict=False
+        for answer, token, end, each, pairs in zip(
+            answers, event.tokens, event.ends, logprobs, event.pairs_of_each, strict=False
         ):
             if answer is None or answer.id not in self._answers:
                 continue  # cancelled, perhaps by the sink of an answer before it
@@ -175,7 +176,7 @@ class PeerEvents:
                 position = len(answer.terms.prompt) + len(answer.tokens)
                 answer.together = joined(answer.together, (position - 1, position))
             answer.tokens.append(token)
-            answer.pairs = event.pairs
+            answer.pairs = pairs
             if end is not None:
                 self._answers.forget(answer.id)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from edge.kernels.sampling.rules import Bits
 from edge.planning.kv_copies import MOST_KEPT_KV_BYTES
 from edge.protocol.assignment import Copies
 from edge.protocol.messages import KvRows
-from edge.protocol.step import SamplingTerms, Step
+from edge.protocol.step import Guesses, SamplingTerms, Step
 from edge.protocol.topology import Seat
 from edge.scheduling.prefixes import common_tokens
 from edge.text.grammar import Matcher
@@ -106,9 +107,9 @@ class AnswersUnderWay:
         """Store the tokens that the answer's grammar allows next. Raises EdgeError if it fails."""
         self._masks[answer.id] = matcher.allowed()
 
-    def check_ids(self, tokens: Sequence[int]) -> None:
-        """Raises ProtocolError for a token outside the vocabulary."""
-        for token in tokens:
+    def check_ids(self, tokens: Sequence[int], guesses: Sequence[Guesses] = ()) -> None:
+        """Raises ProtocolError for a token, or a guess, outside the vocabulary."""
+        for token in itertools.chain(tokens, *(each.tokens for each in guesses)):
             if token >= self._vocab_size:
                 raise ProtocolError(f"token {token} is outside a vocabulary of {self._vocab_size}")
 

@@ -82,6 +82,7 @@ def _apply(state: SchedulingState, event: Event) -> None:
         case Guessed(request=request):
             if (entry := state.active.get(request)) is not None:
                 entry.guesses, entry.was_guessed = event.tokens, event.was_guessed
+                entry.in_turn = int(bool(event.tokens))  # what a grammar forces is right
         case PrefixFound():
             _prefix_found(state, event)
         case PrefixMoved(request=request):
@@ -190,7 +191,8 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         if answered.together:
             entry.together = joined(entry.together, (len(entry.tokens) - 1, len(entry.tokens)))
         entry.tokens.append(token)
-        entry.guesses, entry.was_guessed, entry.pairs = (), False, answered.pairs
+        entry.guesses, entry.in_turn = (), 0
+        entry.was_guessed, entry.pairs = False, answered.pairs
         state.shares.give(entry.who, ANSWER_WEIGHT)
         entry.memory.length += 1
         entry.computed = len(entry.tokens) - 1
@@ -198,6 +200,10 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
             _release(state, state.active.pop(part.request), has_ended=True)
         elif entry.memory.length == entry.memory.longest:
             raise ValueError("a request goes on after its last token")
+    for part, guesses in zip(step.entries, answered.guesses, strict=False):
+        if guesses.tokens and (entry := state.active.get(part.request)) is not None:
+            entry.guesses, entry.in_turn = guesses.tokens, guesses.in_turn
+            entry.pairs = True
     if last:
         _end_step(state, step)
 

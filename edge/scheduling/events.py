@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge.protocol.step import FinishReason, Rows, Speculation
+from edge.protocol.step import FinishReason, Guesses, Rows, Speculation
 from edge.scheduling.fairness import ANYBODY, Who
 from edge.scheduling.prefixes import Spans
 from edge.scheduling.prompt_pictures import PromptPictures
@@ -86,6 +86,8 @@ class Answered:
     """The step had rows of several tokens of the answer."""
     pairs: bool = False
     """The row of the newest token is to be in a step of an even number of rows."""
+    guesses: tuple[Guesses, ...] = ()
+    """For each entry of a step that is over, unless there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

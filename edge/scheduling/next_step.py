@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, Step
+from edge.protocol.step import MAX_CHUNK_TOKENS, MOST_IN_TURN, SHORTEST_STEP, Step
 from edge.scheduling.orders import Work
 from edge.scheduling.pacing import time_of_prompts
 from edge.scheduling.prefixes import Span, joined, next_chunk
@@ -63,29 +63,52 @@ def _decode(state: SchedulingState) -> Step | None:
     late = next((each for each in ready if each.behind), None)
     if late is not None:  # a step with others takes one token of each
         ready = [late]
+    elif (first := _in_turn(state, ready)) is not None:
+        first.turn = state.work.steps
+        return _paired(state, first, 1 + len(first.guesses))
     run, drafts = _run(state, ready)
-    if drafts or late is not None:
-        return _paired(state, ready[0], run if drafts else 1)
+    is_alone = drafts > 0 and len(ready) == state.residency.num_inside == 1
+    if is_alone or late is not None:
+        return _paired(state, ready[0], run if is_alone else 1)
     return Step(
         entries=tuple(
             entry.part(entry.computed, (entry.tokens[-1],), logit_rows=1) for entry in ready
         ),
         run=run,
+        drafts=drafts,
     )
 
 
+def _in_turn(state: SchedulingState, ready: Sequence[RequestState]) -> RequestState | None:
+    """The answer whose turn it is to have a step of its own, with a draft; None: those that are
+    ready share a step, or one of them is alone and may run on.
+
+    Answers are computed in turn if that is faster for each of them. An answer that has a stage to
+    itself keeps no other waiting.
+    """
+    answering = [each for each in state.active.values() if each.is_answering]
+    if len(answering) == 1 == state.residency.num_inside or state.residency.awaits_room:
+        return None
+    share = max(1, -(-len(answering) // state.limits.stages))
+    able = [each for each in ready if each.in_turn >= share and _most_drafted(state, each)]
+    if share > 1 and (state.turns or any(each.in_turn < share for each in answering)):
+        return None
+    return min(able, key=lambda each: each.turn, default=None)
+
+
 def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
-    """The next token of an answer that may have drafts, and guesses where a grammar leads it. The
-    last token stands for a guess where the number of rows must be even."""
+    """The next token of an answer that may have drafts, and guesses if there are some. The last
+    token stands for a guess where the number of rows must be even."""
     start = entry.computed - entry.behind
-    tokens, guesses = tuple(entry.tokens[start:]), tuple[int, ...]()
-    if entry.is_led:
-        most = min(run - 1, 1 + state.limits.drafts - len(tokens))
-        if state.limits.cut_end is not None:
-            rows = state.limits.cut_end(start) - start
-            most = max(0, min(most, rows // 2 * 2 - len(tokens)))
-            run = min(run, 1 + most)
-        guesses = entry.guesses[:most]
+    tokens = tuple(entry.tokens[start:])
+    is_alone = run > 1 + len(entry.guesses)
+    most = min(run - 1, 1 + state.limits.drafts - len(tokens), len(entry.guesses))
+    if state.limits.cut_end is not None:
+        rows = state.limits.cut_end(start) - start
+        most = min(most, rows // 2 * 2 - len(tokens))
+    guesses = entry.guesses[: max(0, most)]
+    if not is_alone:
+        run = 1 + len(guesses)
     is_paired = entry.is_paired or entry.behind > 0
     has_room = entry.memory.room > len(entry.tokens) + len(guesses)
     if is_paired and has_room and (len(tokens) + len(guesses)) % 2:
@@ -215,26 +238,35 @@ def _repeat_together(state: SchedulingState, entry: RequestState, end: int) -> S
 
 def _run(state: SchedulingState, entries: Sequence[RequestState]) -> tuple[int, int]:
     """Tokens that these requests may compute by themselves, while nothing else is to be done; and
-    the longest draft of each step meanwhile.
-
-    An answer is drafted for while it is alone: several share a step, in which each has one row.
-    """
+    the longest draft, of the one that is alone or of each in its turn."""
+    is_led = any(entry.is_led for entry in entries)
+    can_draft = len(entries) <= MOST_IN_TURN and all(_most_drafted(state, each) for each in entries)
+    drafts = state.limits.drafts if can_draft else 0
     if len(entries) < state.residency.num_inside or state.residency.awaits_room:
-        return 1, 0
-    first, is_led = entries[0], any(entry.is_led for entry in entries)
-    if len(entries) == 1 and first.speculate != "off" and state.limits.drafts:
-        # Guesses have keys and values as well, until they turn out to be wrong. A request longer
-        # than memory would have them on disk.
-        tokens = min(first.memory.room, first.memory.longest) - len(first.tokens)
-        if tokens > 0 and first.memory.longest <= state.limits.memory_tokens:
-            drafts = state.limits.drafts
-            if not is_led:
-                return tokens, drafts
-            if first.is_paired:  # one step, as the next one needs further masks
-                return 1 + min(len(first.guesses), drafts, tokens - 1), drafts
+        return 1, 0 if is_led else drafts
+    first = entries[0]
+    if len(entries) == 1 and drafts:
+        tokens = _most_drafted(state, first) or 1
+        if not is_led:
+            return tokens, drafts
+        if first.is_paired:  # one step, as the next one needs further masks
+            return min(1 + len(first.guesses), tokens), drafts
     if is_led:
         return 1, 0
     tokens = min(  # the last token is not computed
         min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens) for entry in entries
     )
-    return tokens, 0
+    return tokens, drafts
+
+
+def _most_drafted(state: SchedulingState, entry: RequestState) -> int:
+    """The most tokens of an answer that steps with drafts may give; 0: it has no drafts.
+
+    Guesses have keys and values as well, until they turn out to be wrong. A request longer than
+    memory would have them on disk.
+    """
+    if entry.speculate == "off" or not state.limits.drafts:
+        return 0
+    if entry.memory.longest > state.limits.memory_tokens:
+        return 0
+    return max(0, min(entry.memory.room, entry.memory.longest) - len(entry.tokens))

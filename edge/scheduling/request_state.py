@@ -50,7 +50,11 @@ class RequestState:
     pairs: bool = False
     """The sampler said of its newest token: its row is in a step of an even number of rows."""
     guesses: tuple[int, ...] = ()
-    """Tokens that probably follow, in an answer with `is_led`."""
+    """Tokens that probably follow."""
+    in_turn: int = 0
+    """The most requests with guesses that are faster in turn than in one step."""
+    turn: int = 0
+    """The number of its newest step that had a turn of its own."""
     was_guessed: bool = False
     """Its newest token was one of them."""
     is_repeated: bool = False

@@ -135,7 +135,7 @@ class SchedulingState:
         """The run under way keeps other requests waiting."""
         return bool(
             self.under_way
-            and self.under_way[-1].step.run > 1
+            and not self.under_way[-1].step.ends_at_once
             and (self.turns or self.repeats or self.residency.awaits_room)
         )
 

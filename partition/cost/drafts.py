@@ -11,6 +11,9 @@ from edge.partition.cost.estimate import step_s
 from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan
 
+_MARGIN = 1.1
+"""By how much drafts in turn must be faster, for the time between two steps that are not a run."""
+
 
 def draft_length(
     right: float,
@@ -42,6 +45,24 @@ def draft_length(
             if expected / taken_s > most_per_s:
                 best, most_per_s = length, expected / taken_s
     return best
+
+
+def most_in_turn(
+    right: float, seconds: Callable[[int], float], length: int, most: int, *, rewinds: bool
+) -> int:
+    """How many requests, up to `most`, are faster in turn, each with such a draft, than in one step
+    that gives each of them a token; 0: a request alone is faster without a draft.
+
+    right, seconds, rewinds: see `draft_length`. length: of the draft.
+    """
+    expected = sum(right**each for each in range(1 + length))
+    taken_s = seconds(1 + length + (1 + length) % 2)
+    if rewinds:  # a step of their own for rows behind which a guess was wrong
+        taken_s += (1 - right**length) * seconds(2)
+    fitting = 0
+    while fitting < most and expected * seconds(1 + fitting) > _MARGIN * (1 + fitting) * taken_s:
+        fitting += 1
+    return fitting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

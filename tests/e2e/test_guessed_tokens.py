@@ -49,6 +49,11 @@ def test_tokens_are_those_without_guesses(
         # Bits follow from the tokens, and not from how many were guessed at once.
         again = reply(PROMPT, speculate="lookup")
         assert again.logprobs == guessed.logprobs
+        other = f"{PROMPT} {PROMPT}"
+        asked = {"max_new_tokens": 120, "ignore_eos": True, "speculate": "lookup", **sampling}
+        beside = model.generate([PROMPT, other], **asked)
+        assert beside[0].token_ids == plain.token_ids
+        assert beside[1].token_ids == reply(other, speculate="off").token_ids
 
 
 @pytest.mark.parametrize(

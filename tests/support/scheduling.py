@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from edge.protocol.step import FinishReason
+from edge.protocol.step import FinishReason, Guesses
 from edge.scheduling.decide import decide
 from edge.scheduling.events import (
     Answered,
@@ -67,8 +67,9 @@ class Steps:
         at_s: float | None = None,
         drafted: int = 0,
         together: bool = False,
+        guesses: Sequence[Guesses] = (),
     ) -> None:
-        """together: also where nothing was drafted."""
+        """together: also where nothing was drafted. guesses: for each entry."""
         found = [None] * len(tokens) if ends is None else ends
         self.tell(
             Answered(
@@ -79,6 +80,7 @@ class Steps:
                 drafted=drafted,
                 together=together or drafted > 0,
                 pairs=together or drafted > 0,
+                guesses=tuple(guesses),
             )
         )
 

@@ -105,7 +105,7 @@ def told(**changed: object) -> Frame:
     """A report of one token, but for these fields."""
     fields: dict[str, object] = {
         "tokens": [5], "ends": [None], "last": True, "chosen_s": 1.0, "drafted": 0,
-        "together": False, "pairs": False,
+        "together": False, "pairs": False, "guesses": [],
     }  # fmt: skip
     fields |= changed
     return Frame("tokens", {name: each for name, each in fields.items() if each is not MISSING})
@@ -144,6 +144,7 @@ def told(**changed: object) -> Frame:
                 "drafted": 0,
                 "together": False,
                 "pairs": False,
+                "guesses": [],
             },
             write_logprobs([Logprobs(logprob=-1.0, top=())]),
         ),
@@ -235,6 +236,7 @@ async def run_on_two(odd: Behaviour, *, has_prefixes: bool = False) -> list[Edge
                 "drafted": 0,
                 "together": False,
                 "pairs": False,
+                "guesses": [],
             }
             await channel.send(Frame("tokens", header))
 

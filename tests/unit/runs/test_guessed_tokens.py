@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from edge.answers.answer import Answer
 from edge.demos.bundled import MODEL
+from edge.engine.speculation import StepSeconds
 from edge.errors import PeerLostError
 from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.spec import ModelSpec
@@ -217,6 +219,66 @@ def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
                     assert step.singly or len(entry.tokens) % 2 == 0 or not entry.position
         assert found[True] == answered - together
         assert found[False] & answered == answered & together
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("layout", "has_states"), repeats_are_slow(product(COUNTS, [False, True])))
+def test_answers_beside_each_other_have_drafts_in_turn(
+    layout: str,
+    has_states: bool,
+    tmp_path: Path,
+    spec: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One is cancelled meanwhile; and after a loss the others go on elsewhere, in turn as well."""
+    asks: list[tuple[int, Speculation]] = [(5, "lookup"), (30, "lookup"), (9, "lookup")]
+    in_turn = 0
+    deeds: dict[int, Callable[[], None]] = {}
+
+    def decided(*given: Any) -> Orders:
+        nonlocal in_turn
+        orders = decide(*given)
+        step = orders.step
+        if step is not None and step.drafted and len(given[0].active) > 1:
+            in_turn += 1
+            asyncio.get_running_loop().call_soon(deeds.pop(in_turn, lambda: None))
+        return orders
+
+    async def main() -> None:
+        nonlocal in_turn
+        monkeypatch.setattr(runs, "decide", decided)
+        monkeypatch.setattr(StepSeconds, "of", lambda *_given: 1.0)
+        monkeypatch.setattr("edge.engine.draft_runs._MOST_UNHEARD", 2)
+        made = answers(spec, monkeypatch, asks)
+        count = COUNTS[layout]
+        async with null_peers(tmp_path, count + 1) as daemons, asyncio.timeout(PATIENCE_S):
+            owner = Owner()
+            model = await load(
+                daemons[:count], layout, LIMITS, owner, tmp_path, has_states=has_states
+            )
+            lost = PeerLostError("null-0", "it is gone")
+            deeds[2] = partial(model.cancel, made[2][0].id)
+            deeds[4] = partial(model.fail, lost)
+            for answer, _sink, _tokens in made:
+                model.submit(answer)
+            await owner.told.wait()
+            await model.abort()
+            assert made[2][0] not in owner.unfinished
+            begun, in_turn = in_turn, 0
+            model = await load(
+                daemons[-1:], "solo", LIMITS, Owner(), tmp_path, has_states=has_states
+            )
+            for answer in owner.unfinished:
+                model.submit(answer)
+            for _answer, sink, _tokens in made[:2]:
+                await sink.ended.wait()
+            await model.aclose()
+        assert begun >= 4
+        for answer, _sink, tokens in made[:2]:
+            assert answer.tokens == tokens
+            assert answer.passes.accepted <= answer.passes.drafted
+        assert made[2][0].tokens == made[2][2][: len(made[2][0].tokens)]
 
     asyncio.run(main())
 

@@ -87,9 +87,16 @@ def test_no_more_is_guessed_than_there_is_room_for() -> None:
     assert shown(steps) == ((3, 4, 5, 3), 4, 3, 1)
 
 
-def test_beside_another_each_has_one_row() -> None:
+def test_a_led_answer_has_guesses_beside_a_prompt_and_none_beside_an_answer() -> None:
     steps = begun()
-    steps.tell(Guessed(request="a", tokens=(4, 5, 6), was_guessed=False))
-    steps.add("b", [7, 8], new_tokens=9)
-    assert shown(steps)[0] in {(7, 8), (3,)}
+    steps.add("b", [7, 8], new_tokens=9, speculate="auto")
     steps.tell(Guessed(request="gone", tokens=(4,), was_guessed=False))
+    steps.tell(Guessed(request="a", tokens=(4, 5, 6), was_guessed=False))
+    assert shown(steps) == ((3, 4, 5, 6), 4, 4, 1)
+    steps.answer([4, 10], drafted=3)
+    assert shown(steps) == ((7, 8), 1, 1, 0)
+    steps.answer([9])
+    steps.tell(Guessed(request="a", tokens=(4, 5, 6), was_guessed=False))
+    step = steps.decide().step
+    assert step is not None
+    assert {entry.tokens for entry in step.entries} == {(10,), (9,)}
