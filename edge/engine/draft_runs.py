@@ -68,7 +68,8 @@ class DraftRuns:
     follow: Callable[[Step, StepLogits, int], None]
     """Told, for a drafter that reads hidden states, how many tokens a step gave."""
     computed: Callable[[Step], None]
-    """Called with each step whose tokens are right, before its tokens are reported."""
+    """Called with each step whose tokens are right, before its tokens are reported; on stages
+    before the last one perhaps when the next step begins."""
     report: Callable[
         [Step, Sequence[Chosen], Sequence[FinishReason | None], float, bool, Sequence[Guesses]],
         None,
@@ -84,8 +85,8 @@ class DraftRuns:
     """Runs of one step whose outcome was not heard. Stages before the last one compute steps of
     other requests meanwhile; not with states, as one state before guesses is kept."""
     unsettled: dict[str, Step] = field(default_factory=dict)
-    """Those of them of which wrong guesses are not cut off, by their requests. The next step says
-    where it begins, perhaps before the outcome is heard."""
+    """The newest of them by request, while its wrong guesses are still cached. They are cut off
+    once the outcome is heard, or the request's next step begins."""
     goes_ahead: bool
     """Whether there are steps ahead: the sampler is alone in its stage, behind other stages, and
     keys and values can be cut anywhere."""
@@ -197,8 +198,7 @@ class DraftRuns:
             return ()
         ((known, terms),) = self.choice.settle(step, tokens)
         most = min(step.drafts, self._room(settled) - 1)
-        found = self.speculator.in_turn(entry.request, known, terms, most=most)
-        return (found,) if found.tokens else ()
+        return self.speculator.in_turn([(entry.request, known, terms)], most=most, at_once=1)
 
     def _room(self, position: int, end: int | None = None) -> int:
         """Rows that steps may have from `end` on, or `position`, so that the request can still be

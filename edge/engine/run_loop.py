@@ -20,7 +20,7 @@ from edge.engine.timing import ShardCounters
 from edge.engine.waiting_rows import WaitingRows
 from edge.protocol import messages
 from edge.protocol.frame_codec import Event
-from edge.protocol.step import NO_GUESSES, FinishReason, Guesses, Step
+from edge.protocol.step import FinishReason, Guesses, Step
 
 END_OF_RUN = -1
 """Sent instead of a token when a run, or a single step, ends."""
@@ -56,6 +56,7 @@ class RunLoop:
         self._report = report
         self._computed = computed
         self._is_last_stage = is_last_stage
+        self._rewinds = rewinds
         self._speculator = speculator
         self._must_yield = False
         self._drafts = DraftRuns(
@@ -95,7 +96,7 @@ class RunLoop:
             logits = self.compute(step, program)
             start_s = time.perf_counter()
             if step.is_decode and begun_s:
-                self._speculator.seconds.note(step.batch, start_s - begun_s)
+                self._speculator.shared_seconds.note(step.batch, start_s - begun_s)
             begun_s = start_s
             if logits is not None and self._links.is_sampler:
                 following = self._sample_and_tell(step, logits)
@@ -220,7 +221,7 @@ class RunLoop:
         self._follow(step, own, len(tokens))
         guesses = self._guess(step, tokens, ends)
         is_over = self._must_yield or any(ends) or self._choice.ends_run(step) or step.run == 1
-        is_over |= bool(guesses) and self._are_faster_in_turn(guesses)
+        is_over |= self._are_faster_in_turn(guesses)
         told = np.full(step.batch, END_OF_RUN, np.int64)
         if not is_over:
             told[...] = tokens
@@ -237,21 +238,25 @@ class RunLoop:
     def _guess(
         self, step: Step, tokens: Sequence[int], ends: Sequence[FinishReason | None]
     ) -> Sequence[Guesses]:
-        """For each request of a step, guesses at the tokens behind its newest; empty without."""
-        if not step.drafts or len(tokens) != step.batch:
+        """For each request of a step, guesses at the tokens behind its newest; empty without, and
+        where one ends, as the step of the others is another then."""
+        if not step.drafts or self._must_yield or any(ends) or len(tokens) != step.batch:
             return ()
-        known = self._choice.settle(step, tokens)
-        found = [
-            NO_GUESSES
-            if end is not None
-            else self._speculator.in_turn(entry.request, *each, most=step.drafts)
-            for entry, each, end in zip(step.entries, known, ends, strict=True)
+        settled = self._choice.settle(step, tokens)
+        answers = [
+            (entry.request, *each) for entry, each in zip(step.entries, settled, strict=True)
         ]
-        return found if any(each.tokens for each in found) else ()
+        return self._speculator.in_turn(answers, most=step.drafts, at_once=self._at_once)
+
+    @property
+    def _at_once(self) -> int:
+        """Answers whose steps are computed at the same time: one in each stage. Of those with
+        states, every stage hears how a step ended before it begins another."""
+        return 1 if self._rewinds else self._links.seat[0] + 1  # the sampler is in the last one
 
     def _are_faster_in_turn(self, guesses: Sequence[Guesses]) -> bool:
-        stages = self._links.seat[0] + 1  # the sampler is in the last one
-        return all(each.in_turn >= -(-len(guesses) // stages) for each in guesses)
+        share = -(-len(guesses) // self._at_once)
+        return bool(guesses) and all(each.in_turn >= share for each in guesses)
 
     def hear_of(self, request: str, program: StageProgram) -> None:
         """Before the request is changed otherwise than by a step: hear how its last one ended."""

@@ -455,7 +455,7 @@ class ShardEngine:
             try:
                 if self._program is not None and not self._is_over:
                     self._runs.hear_of(request, self._program)
-            except transport.TransportError as error:
+            except Exception as error:  # what the sampler told may be malformed
                 self._fail(error)
             self._choice.forget(request)
             self._speculator.forget(request)

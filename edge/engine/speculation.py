@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -130,6 +131,9 @@ class Speculator:
         predicted: see `StepSeconds`."""
         self._rewinds = rewinds
         self.seconds = StepSeconds(predicted)
+        self.shared_seconds = StepSeconds(predicted)
+        """Times of steps with a row of each of several requests, which read other keys and
+        values."""
         self.follower: Follower | None = None
         """Drafts for "mtp", and is told hidden states."""
         self._begins, self._ends = _PAYS_WITH_EXPERTS if has_experts else _PAYS
@@ -197,23 +201,42 @@ class Speculator:
         return (*guesses[:length], *(tokens[-1] for _ in range(length - len(guesses))))
 
     def in_turn(
-        self, request: str, tokens: Sequence[int], terms: SamplingTerms, *, most: int
-    ) -> Guesses:
-        """Guesses for a step of the request's own, where others wait or run beside it. Only of
-        drafters that look back: the others follow one answer."""
-        answer = self._followed(request, tokens, len(tokens), terms)
-        if answer is None or not (answer.is_paired and answer.drafter.looks_back) or most < 1:
-            return NO_GUESSES
-        right, seconds, rewinds = answer.right, self.seconds.of, self._rewinds
-        wanted = draft_length(right, seconds, most, rewinds=rewinds)
-        guesses = answer.drafter.propose(request, tokens, len(tokens), wanted)
-        length = min(len(guesses), draft_length(right, seconds, len(guesses), rewinds=rewinds))
-        if not length:
-            return NO_GUESSES
-        return Guesses(
-            tokens=tuple(guesses[:length]),
-            in_turn=most_in_turn(right, seconds, length, MOST_IN_TURN, rewinds=rewinds),
-        )
+        self,
+        answers: Sequence[tuple[str, Sequence[int], SamplingTerms]],
+        *,
+        most: int,
+        at_once: int,
+    ) -> Sequence[Guesses]:
+        """Guesses for a step of each answer's own; empty: there are none.
+
+        answers: each request, its tokens and its terms. at_once: more answers than this take turns,
+        if it is faster for each. Only drafters that look back guess: the others follow one answer.
+        """
+        known = [self._followed(*each[:2], len(each[1]), each[2]) for each in answers]
+        able = [each is not None and each.is_paired and each.drafter.looks_back for each in known]
+        if most < 1 or not (all(able) if len(able) > at_once else any(able)):
+            return ()
+        seconds, shared = cache(self.seconds.of), cache(self.shared_seconds.of)
+        found = []
+        for (request, tokens, _terms), answer, is_able in zip(answers, known, able, strict=True):
+            guesses: Sequence[int] = ()
+            if answer is not None and is_able:
+                wanted = draft_length(answer.right, seconds, most, rewinds=self._rewinds)
+                guesses = answer.drafter.propose(request, tokens, len(tokens), wanted)
+            if answer is None or not guesses:
+                found.append(NO_GUESSES)
+                continue
+            length = draft_length(answer.right, seconds, len(guesses), rewinds=self._rewinds)
+            fitting = most_in_turn(
+                answer.right,
+                seconds,
+                shared,
+                length=min(length, len(guesses)),
+                most=MOST_IN_TURN,
+                rewinds=self._rewinds,
+            )
+            found.append(Guesses(tokens=tuple(guesses[:length]), in_turn=fitting))
+        return found if any(each.tokens for each in found) else ()
 
     def _followed(
         self, request: str, tokens: Sequence[int], end: int, terms: SamplingTerms

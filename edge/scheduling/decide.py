@@ -201,7 +201,8 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         elif entry.memory.length == entry.memory.longest:
             raise ValueError("a request goes on after its last token")
     for part, guesses in zip(step.entries, answered.guesses, strict=False):
-        if guesses.tokens and (entry := state.active.get(part.request)) is not None:
+        entry = state.active.get(part.request)
+        if guesses.tokens and entry is not None and not entry.is_led:
             entry.guesses, entry.in_turn = guesses.tokens, guesses.in_turn
             entry.pairs = True
     if last:

@@ -53,8 +53,8 @@ def _hand_out(state: SchedulingState, step: Step) -> StepUnderWay:
 
 def _decode(state: SchedulingState) -> Step | None:
     """One token of every request that waits for one. Alone, these run on by themselves."""
-    decoding = sum(each.step.is_decode for each in state.under_way)
-    if decoding >= state.limits.stages:
+    decoding = [each.step for each in state.under_way if each.step.is_decode]
+    if len(decoding) >= state.limits.stages and not _are_in_turn(state, decoding):
         return None
     are_ready = state.ready()
     if not are_ready:
@@ -65,7 +65,9 @@ def _decode(state: SchedulingState) -> Step | None:
         ready = [late]
     elif (first := _in_turn(state, ready)) is not None:
         first.turn = state.work.steps
-        return _paired(state, first, 1 + len(first.guesses))
+        return _paired(state, first, min(1 + len(first.guesses), _most_drafted(state, first)))
+    if len(decoding) >= state.limits.stages:
+        return None
     run, drafts = _run(state, ready)
     is_alone = drafts > 0 and len(ready) == state.residency.num_inside == 1
     if is_alone or late is not None:
@@ -86,14 +88,23 @@ def _in_turn(state: SchedulingState, ready: Sequence[RequestState]) -> RequestSt
     Answers are computed in turn if that is faster for each of them. An answer that has a stage to
     itself keeps no other waiting.
     """
-    answering = [each for each in state.active.values() if each.is_answering]
+    answering = [each for each in state.active.values() if each.is_answering or each.is_ready]
     if len(answering) == 1 == state.residency.num_inside or state.residency.awaits_room:
         return None
-    share = max(1, -(-len(answering) // state.limits.stages))
-    able = [each for each in ready if each.in_turn >= share and _most_drafted(state, each)]
-    if share > 1 and (state.turns or any(each.in_turn < share for each in answering)):
+    share = max(1, -(-len(answering) // state.at_once))
+
+    def gains(entry: RequestState) -> bool:
+        return entry.in_turn >= share and _most_drafted(state, entry) > 1
+
+    if share > 1 and (state.turns or not all(map(gains, answering))):
         return None
-    return min(able, key=lambda each: each.turn, default=None)
+    return min(filter(gains, ready), key=lambda each: each.turn, default=None)
+
+
+def _are_in_turn(state: SchedulingState, decoding: Sequence[Step]) -> bool:
+    """Whether another answer's turn may wait at the devices for those under way, so that none
+    idles meanwhile."""
+    return len(decoding) == state.limits.stages == 1 and decoding[0].drafted > 0
 
 
 def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
@@ -101,13 +112,13 @@ def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
     token stands for a guess where the number of rows must be even."""
     start = entry.computed - entry.behind
     tokens = tuple(entry.tokens[start:])
-    is_alone = run > 1 + len(entry.guesses)
+    goes_on = run > 1 + len(entry.guesses)
     most = min(run - 1, 1 + state.limits.drafts - len(tokens), len(entry.guesses))
     if state.limits.cut_end is not None:
         rows = state.limits.cut_end(start) - start
         most = min(most, rows // 2 * 2 - len(tokens))
     guesses = entry.guesses[: max(0, most)]
-    if not is_alone:
+    if not goes_on:
         run = 1 + len(guesses)
     is_paired = entry.is_paired or entry.behind > 0
     has_room = entry.memory.room > len(entry.tokens) + len(guesses)
@@ -246,7 +257,7 @@ def _run(state: SchedulingState, entries: Sequence[RequestState]) -> tuple[int, 
         return 1, 0 if is_led else drafts
     first = entries[0]
     if len(entries) == 1 and drafts:
-        tokens = _most_drafted(state, first) or 1
+        tokens = _most_drafted(state, first)
         if not is_led:
             return tokens, drafts
         if first.is_paired:  # one step, as the next one needs further masks

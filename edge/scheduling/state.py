@@ -40,7 +40,7 @@ class SchedulingLimits:
     """A token is the same whichever other requests are in its step, so several answers may be
     repeated together."""
     drafts: int = 0
-    """The longest draft of an answer that is alone in memory; 0: no drafts."""
+    """The longest draft of an answer; 0: no drafts."""
     rewinds: bool = False
     """Requests have states; see `Step.drafting`."""
     cut_end: Callable[[int], int] | None = None
@@ -138,6 +138,12 @@ class SchedulingState:
             and not self.under_way[-1].step.ends_at_once
             and (self.turns or self.repeats or self.residency.awaits_room)
         )
+
+    @property
+    def at_once(self) -> int:
+        """Answers with drafts whose steps are computed at the same time: one in each stage. Of
+        those with states, every stage hears how a step ended before it begins another."""
+        return 1 if self.limits.rewinds else self.limits.stages
 
     @property
     def waiting_tokens(self) -> int:

@@ -12,7 +12,7 @@ from edge.partition.plan.facts import ClusterSpec, ModelFacts, Workload
 from edge.partition.plan.plan import Plan
 
 _MARGIN = 1.1
-"""By how much drafts in turn must be faster, for the time between two steps that are not a run."""
+"""By how much drafts in turn must be faster: each of these steps is an order of the coordinator."""
 
 
 def draft_length(
@@ -48,19 +48,25 @@ def draft_length(
 
 
 def most_in_turn(
-    right: float, seconds: Callable[[int], float], length: int, most: int, *, rewinds: bool
+    right: float,
+    seconds: Callable[[int], float],
+    shared: Callable[[int], float],
+    *,
+    length: int,
+    most: int,
+    rewinds: bool,
 ) -> int:
-    """How many requests, up to `most`, are faster in turn, each with such a draft, than in one step
-    that gives each of them a token; 0: a request alone is faster without a draft.
+    """How many requests, up to `most`, are faster in turn, each with a draft of this length, than
+    in one step that gives each of them a token; 0: a request alone is faster without a draft.
 
-    right, seconds, rewinds: see `draft_length`. length: of the draft.
+    right, seconds, rewinds: see `draft_length`. shared: seconds of one step of so many requests.
     """
     expected = sum(right**each for each in range(1 + length))
     taken_s = seconds(1 + length + (1 + length) % 2)
     if rewinds:  # a step of their own for rows behind which a guess was wrong
         taken_s += (1 - right**length) * seconds(2)
     fitting = 0
-    while fitting < most and expected * seconds(1 + fitting) > _MARGIN * (1 + fitting) * taken_s:
+    while fitting < most and expected * shared(1 + fitting) > _MARGIN * (1 + fitting) * taken_s:
         fitting += 1
     return fitting
 

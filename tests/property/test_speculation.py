@@ -155,15 +155,18 @@ def said(
 
 def kept(shards: Shards, said: Said, prompt: Sequence[int]) -> bool:
     """Whether every shard has the keys and values of the answer's tokens, or the state of them, and
-    no more."""
+    no more once it hears how the last step ended."""
     request, tokens = said.request, [*prompt, *said.tokens[:-1]]
     found: list[Future[bool]] = []
     for session, program in zip(shards.sessions, shards.programs, strict=True):
         done: Future[bool] = Future()
         found.append(done)
 
-        def look(program=program, done=done) -> None:  # type: ignore[no-untyped-def]
+        runs = session._runs
+
+        def look(program=program, runs=runs, done=done) -> None:  # type: ignore[no-untyped-def]
             count = len(tokens)
+            runs.hear_of(request, program)
             if not program._cache.pool.can_cut:  # it raises an error for a wrong state
                 length = program._cache.pool.length(program._cache.pool.open(request))
                 done.set_result(length == count - said.behind)

@@ -10,7 +10,7 @@ import pytest
 from edge.engine.drafter import SuffixLookup
 from edge.engine.speculation import Speculator, StepSeconds
 from edge.kernels.sampling.parameters import SamplingParameters
-from edge.partition import draft_length
+from edge.partition import draft_length, most_in_turn
 from edge.protocol.step import MOST_DRAFTED, SamplingTerms, Speculation
 
 
@@ -206,3 +206,61 @@ def test_more_must_be_right_where_rows_use_different_experts() -> None:
 def test_lookup_has_a_row_beside_each_token() -> None:
     found = drafts(PROSE, "lookup", StepSeconds(), prompt=10)
     assert set(found.values()) == {(token,) for token in PROSE[10:]}
+
+
+def in_turn(
+    *answers: Sequence[int], at_once: int = 1, together_s: float = 1.05, ways: Speculation = "auto"
+) -> list[tuple[int, int]]:
+    """Of each answer, the guesses and for how many answers they are faster in turn. together_s: the
+    time of a step of two answers, where one takes 1 and a draft's step 1.5."""
+    speculator = Speculator({"lookup": SuffixLookup()})
+    speculator.seconds = timed({1: 1.0, 2: 1.05, 16: 1.5})
+    speculator.shared_seconds = timed({1: 1.0, 2: together_s})
+    asked = [(f"r{at}", tokens, terms(ways, 200)) for at, tokens in enumerate(answers)]
+    found = speculator.in_turn(asked, most=MOST_DRAFTED, at_once=at_once)
+    return [(len(each.tokens), each.in_turn) for each in found]
+
+
+def test_answers_take_turns_if_each_is_guessed() -> None:
+    ((count, fitting), *_other) = in_turn(QUOTED, QUOTED)
+    assert count == MOST_DRAFTED
+    assert fitting > 4
+    assert in_turn(QUOTED, PROSE[:250]) == []
+    assert in_turn(QUOTED, PROSE[:250], at_once=2) == [(count, fitting), (0, 0)]
+    assert in_turn(QUOTED, QUOTED, ways="off") == []
+    assert in_turn(PROSE[:250]) == []
+
+
+def test_a_shared_step_that_takes_longer_makes_more_take_turns() -> None:
+    (cheap, _other), (dear, _another) = (
+        in_turn(QUOTED, QUOTED, together_s=seconds) for seconds in (1.0, 1.9)
+    )
+    assert 0 < cheap[1] < dear[1]
+
+
+@pytest.mark.parametrize(
+    ("right", "length", "shared", "expected"),
+    [
+        # Guesses that are wrong gain nothing.
+        (0.0, 1, [1.0, 1.0], 0),
+        # Sixteen tokens in a step of 1.6, against one token of each answer in a step of 1.
+        (1.0, 15, [1.0] * 16, 9),
+        # Where a step of many takes as long as steps one by one, any number takes turns.
+        (1.0, 15, [float(count) for count in range(1, 17)], 16),
+    ],
+)
+def test_how_many_are_faster_in_turn(
+    right: float, length: int, shared: Sequence[float], expected: int
+) -> None:
+    def turns(*, rewinds: bool) -> int:
+        return most_in_turn(
+            right,
+            lambda rows: 1 + 0.6 * (rows - 1) / 15,
+            lambda requests: shared[requests - 1],
+            length=length,
+            most=len(shared),
+            rewinds=rewinds,
+        )
+
+    assert turns(rewinds=False) == expected
+    assert turns(rewinds=True) <= expected

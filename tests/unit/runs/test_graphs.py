@@ -225,7 +225,7 @@ def test_copies_share_a_stream_and_one_is_lost(
 
     async def run(remote: RemotePart, *arguments: Any) -> Any:
         asked.append(remote.peer.name)
-        if asked.count("null-1") == 4 and not lost:
+        if "null-1" in asked and not lost:
             lost.append(remote.peer.name)
             raise DeviceGoneError(remote.peer.id, NetworkError("gone"))
         return await true_run(remote, *arguments)

@@ -112,7 +112,7 @@ def test_answers_that_come_and_go_beside_each_other(
     spec: ModelSpec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who is alone has guesses, until another one comes."""
+    """One of them has no guesses, so all that share a step have none."""
     asks: list[tuple[int, Speculation]] = [
         (5, "lookup"), (30, "auto"), (17, "off"), (9, "auto"), (3, "lookup"),
     ]  # fmt: skip
@@ -275,6 +275,7 @@ def test_answers_beside_each_other_have_drafts_in_turn(
                 await sink.ended.wait()
             await model.aclose()
         assert begun >= 4
+        assert in_turn
         for answer, _sink, tokens in made[:2]:
             assert answer.tokens == tokens
             assert answer.passes.accepted <= answer.passes.drafted

@@ -111,7 +111,7 @@ def test_an_answer_that_another_plan_began_is_computed_token_by_token() -> None:
 
 
 def test_an_answer_that_is_alone_has_guesses() -> None:
-    """Whose keys and values have room where its own will be; and only a run has some."""
+    """Whose keys and values have room where its own will be."""
     steps = scheduler(drafts=7)
     steps.add("a", [1, 2], new_tokens=9, speculate="auto")
     step = steps.decide().step

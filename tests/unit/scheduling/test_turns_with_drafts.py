@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edge.protocol.step import NO_GUESSES, Guesses, Step
@@ -11,24 +13,29 @@ from tests.support.scheduling import Steps
 Shown = dict[str, tuple[int, ...]]
 
 
-def begun(stages: int = 1) -> Steps:
+def begun(**limits: Any) -> Steps:
     return Steps(
         Residency(memory_tokens=200, requests=4),
-        stages=stages,
         chunk_tokens=4,
         logit_chunk_tokens=4,
         drafts=7,
         memory_tokens=200,
+        **{"stages": 1, **limits},
     )
 
 
-def together(*guesses: Guesses, stages: int = 1) -> Steps:
-    """Two answers after a step together that gave 50 and 51, with these guesses behind it."""
-    steps = begun(stages)
-    steps.add("a", [1, 2], new_tokens=30, speculate="auto")
+def together(
+    *guesses: Guesses, new_tokens: int = 30, of_b: int | None = None, **limits: Any
+) -> Steps:
+    """Two answers after a step together that gave 50 and 51, with these guesses behind it.
+
+    new_tokens: of each answer; of_b: of the second, if it has others.
+    """
+    steps = begun(**limits)
+    steps.add("a", [1, 2], new_tokens=new_tokens, speculate="auto")
     assert shown(steps) == {"a": (1, 2)}
-    steps.add("b", [1, 2], new_tokens=30, speculate="auto")
-    if stages > 1:
+    steps.add("b", [1, 2], new_tokens=of_b or new_tokens, speculate="auto")
+    if limits:
         assert shown(steps) == {"b": (1, 2)}
         steps.answer([40])
         steps.answer([40])
@@ -58,19 +65,44 @@ def of(*tokens: int, in_turn: int) -> Guesses:
 
 
 def test_each_has_a_draft_in_its_turn() -> None:
+    """The next one waits at the device, which so has no pause."""
     steps = together(of(60, 61, 62, in_turn=2), of(70, in_turn=3))
     step = decided(steps)
     assert [entry.tokens for entry in step.entries] == [(50, 60, 61, 62)]
     assert (step.run, step.drafted, step.ends_at_once) == (4, 3, True)
-    assert steps.decide().step is None, "one stage has one step"
-    steps.answer([60, 61, 99], drafted=3, guesses=[of(60, in_turn=2)])
     assert shown(steps) == {"b": (51, 70)}
-    steps.answer([70, 71], drafted=1, guesses=[of(80, 81, in_turn=2)])
+    assert steps.decide().step is None
+    steps.answer([60, 61, 99], drafted=3, guesses=[of(60, in_turn=2)])
     assert shown(steps) == {"a": (99, 60)}
-    steps.answer([60, 63], drafted=1, guesses=[of(64, 65, in_turn=2)])
+    steps.answer([70, 71], drafted=1, guesses=[of(80, 81, in_turn=2)])
     step = decided(steps)
     assert [entry.tokens for entry in step.entries] == [(71, 80, 81, 71)], "an even number of rows"
     assert step.run == 3
+    steps.answer([60, 63], drafted=1)
+    assert steps.decide().step is None, "without guesses it waits for the other"
+    steps.answer([80, 82], drafted=2, guesses=[of(83, in_turn=2)])
+    assert shown(steps) == {"a": (63,), "b": (82,)}
+
+
+def test_no_more_is_guessed_than_there_is_room_for() -> None:
+    steps = together(of(60, 61, 62, in_turn=2), of(70, 71, in_turn=2), new_tokens=4)
+    assert shown(steps) == {"a": (50,), "b": (51,)}, "each has one token left"
+    steps = together(of(60, 61, 62, in_turn=2), of(70, 71, in_turn=2), new_tokens=5)
+    step = decided(steps)
+    assert [entry.tokens for entry in step.entries] == [(50, 60)]
+    assert step.run == 2
+
+
+def test_an_answer_at_its_last_token_does_not_wait_for_the_turns_of_others() -> None:
+    steps = together(of(60, 61, in_turn=1), NO_GUESSES, new_tokens=30, of_b=3)
+    assert shown(steps) == {"a": (50,), "b": (51,)}
+
+
+def test_with_states_stages_do_not_overlap() -> None:
+    steps = together(of(60, in_turn=1), of(70, in_turn=1), stages=2, rewinds=True)
+    assert shown(steps) == {"a": (50,), "b": (51,)}
+    steps.answer([60, 70], guesses=[of(61, in_turn=2), of(71, in_turn=2)])
+    assert shown(steps) == {"a": (60, 61)}
 
 
 @pytest.mark.parametrize("other", [NO_GUESSES, of(70, in_turn=1)])
