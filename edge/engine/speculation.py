@@ -56,7 +56,9 @@ class StepSeconds:
     def __init__(self, predicted: Mapping[int, float] | None = None) -> None:
         """predicted: by some numbers of rows, the smallest and the largest included."""
         self._predicted = dict(predicted or {})
-        self._known: dict[int, float] = {}
+        self.known: dict[int, float] = {}
+        self.similar: Mapping[int, float] = {}
+        """Times of steps of another kind, which count until one of this kind was timed."""
         self._begun: set[int] = set()
         """Rows of steps that were run once. The first takes longer: back ends prepare for it."""
 
@@ -64,14 +66,14 @@ class StepSeconds:
         if rows not in self._begun:
             self._begun.add(rows)
             return
-        before = self._known.get(rows)
+        before = self.known.get(rows)
         if before is not None:
             seconds = before + _NEWEST_TIME * (min(seconds, _MOST_SLOWER * before) - before)
-        self._known[rows] = seconds
+        self.known[rows] = seconds
 
     def of(self, rows: int) -> float:
         """Seconds of a step of `rows` rows; in a unit of its own if no step was timed."""
-        known = self._known
+        known = self.known or self.similar
         if rows in known:
             return known[rows]
         if self._predicted:
@@ -134,6 +136,8 @@ class Speculator:
         self.shared_seconds = StepSeconds(predicted)
         """Times of steps with a row of each of several requests, which read other keys and
         values."""
+        self.seconds.similar = self.shared_seconds.known
+        self.shared_seconds.similar = self.seconds.known
         self.follower: Follower | None = None
         """Drafts for "mtp", and is told hidden states."""
         self._begins, self._ends = _PAYS_WITH_EXPERTS if has_experts else _PAYS

@@ -96,6 +96,18 @@ def test_what_was_predicted_counts_until_it_is_measured() -> None:
     assert seconds.of(10) == pytest.approx(56.0 * 12.5 / 14), "16 rows are nearer than one"
 
 
+def test_steps_of_another_kind_count_until_one_of_this_kind_is_timed() -> None:
+    speculator = Speculator({"lookup": SuffixLookup()})
+    for _number in range(2):  # the first prepares
+        speculator.shared_seconds.note(1, 0.05)
+        speculator.shared_seconds.note(2, 0.06)
+    assert speculator.seconds.of(3) == pytest.approx(0.07)
+    for _number in range(2):
+        speculator.seconds.note(2, 0.09)
+    assert speculator.seconds.of(2) == 0.09
+    assert speculator.shared_seconds.of(2) == 0.06
+
+
 def test_a_slow_step_is_an_outlier() -> None:
     seconds = timed({2: 1.0})
     seconds.note(2, 100.0)
