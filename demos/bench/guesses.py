@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def guesses(given: Given) -> Iterator[Found]:
 
     All sides answer the same prompts in turn, greedily. Also the share of answers whose tokens are
     those without guesses. Several clients ask at once, each for another passage; their speed is
-    that of all their tokens together, from the first question to the last token.
+    that of all their tokens together, from the first question to the last token. Beside it: the
+    longest pause of each answer between two tokens, and the slowest client over the fastest.
     """
     figures, tokens = Figures(), dict[tuple[str, int, int], tuple[int, ...]]()
     with contextlib.ExitStack() as stack:
@@ -115,25 +117,34 @@ def guesses(given: Given) -> Iterator[Found]:
         pool = stack.enter_context(ThreadPoolExecutor(given.clients))
 
         def side(speculate: Speculation) -> _Side:
-            def reply(request: Mapping[str, Any]) -> edge.Reply:
-                found: edge.Reply = model.generate(
+            def reply(request: Mapping[str, Any]) -> tuple[edge.Reply, float]:
+                """The reply, and its longest pause between two tokens, in seconds."""
+                stream = model.stream(
                     **request,
                     min_tokens=min(32, given.new_tokens),
                     max_new_tokens=given.new_tokens,
                     speculate=speculate,
                 )
-                return found
+                came_s = [time.perf_counter() for _token in stream]
+                return stream.reply(), max(after - before for before, after in pairwise(came_s))
 
             def answer(number: int) -> Mapping[str, float]:
                 speeds = {}
                 asked = [requests(number * given.clients + client) for client in clients]
                 for name in asked[0]:
                     start_s = time.perf_counter()
-                    replies = [*pool.map(reply, [each[name] for each in asked])]
+                    found = [*pool.map(reply, [each[name] for each in asked])]
                     took_s = time.perf_counter() - start_s
-                    speeds[name] = replies[0].tokens_per_s
+                    replies = [each for each, _pause_s in found]
+                    rates = [each.tokens_per_s for each in replies]
+                    speeds[name] = rates[0]
                     if given.clients > 1:
                         speeds[name] = sum(len(each.token_ids) for each in replies) / took_s
+                    if given.clients > 1 and number:
+                        fairness = f"{name}, {speculate}, slowest / fastest client"
+                        figures.add(fairness, "ratio", min(rates) / max(rates))
+                        for _reply, pause_s in found:
+                            figures.add(f"{name}, {speculate}, longest pause", "ms", 1e3 * pause_s)
                     for client, each in enumerate(replies):
                         per_pass = each.statistics.get("tokens_per_pass", 1.0)
                         known = tokens.setdefault((name, number, client), each.token_ids)
