@@ -86,7 +86,7 @@ def test_each_has_a_draft_in_its_turn() -> None:
 
 def test_no_more_is_guessed_than_there_is_room_for() -> None:
     steps = together(of(60, 61, 62, in_turn=2), of(70, 71, in_turn=2), new_tokens=4)
-    assert shown(steps) == {"a": (50,), "b": (51,)}, "each has one token left"
+    assert shown(steps) == {"a": (50,), "b": (51,)}, "the first has one token left"
     steps = together(of(60, 61, 62, in_turn=2), of(70, 71, in_turn=2), new_tokens=5)
     step = decided(steps)
     assert [entry.tokens for entry in step.entries] == [(50, 60)]
