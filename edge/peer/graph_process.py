@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 import onnx
 
-from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.runtime import new_session_options, ort
 from edge.graphs.kept import KeptTensors
 from edge.graphs.tensors import pack_parts, unpack
 from edge.system.confinement import held_bytes, serve
@@ -118,9 +118,7 @@ def _kind(told: dict[str, list[int]]) -> list[Any]:
 
 
 def _options() -> Any:
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.log_severity_level = 4
+    options = new_session_options()
     # Packed weights are no part of the arena, which grows to powers of two.
     options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
     return options

@@ -305,12 +305,12 @@ def test_another_model_is_chosen_and_talked_to(page: Page) -> None:
 
 
 def test_what_is_kept_on_disk_is_drawn(page: Page) -> None:
-    """A block of 256 tokens, of a prompt that has more."""
-    expect(page.locator("#cluster")).not_to_contain_text("kept of earlier prompts")
+    """A block of 256 tokens, of a prompt that has more. Shorter ones may be kept in memory, where a
+    busy machine made the cluster change its plan."""
+    kept = re.compile(r"kept of earlier prompts: .*\d+ KiB on disk")
+    expect(page.locator("#cluster .device").first).not_to_contain_text(kept)
     say(page, " ".join([QUESTION] * 50))
-    expect(page.locator("#cluster .device").first).to_contain_text(
-        re.compile(r"kept of earlier prompts: .*\d+ KiB on disk")
-    )
+    expect(page.locator("#cluster .device").first).to_contain_text(kept)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from edge.backends.interface import ShardWeights
 from edge.backends.onnx.lowering import lower
 from edge.backends.onnx.process import prepare_process
 from edge.backends.onnx.proof import proof
-from edge.backends.onnx.runtime import has_windowed_caches, ort
+from edge.backends.onnx.runtime import has_windowed_caches, new_session_options, ort
 from edge.backends.onnx.segments import GraphSegment
 from edge.backends.onnx.self_check import run_self_check, run_tower_check
 from edge.backends.onnx.speed import decode_seconds
@@ -257,9 +257,7 @@ def _prepare_process(threads: int) -> None:
 
 
 def _session_options() -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.use_per_session_threads = False
-    options.log_severity_level = 3
+    options = new_session_options()
     if (library := block_kernels.library()) is not None:
         options.register_custom_ops_library(str(library))
     # A memory pattern would add a large block at the second step of a size.

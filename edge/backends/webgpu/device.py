@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.onnx.process import prepare_process
-from edge.backends.onnx.runtime import ort
+from edge.backends.onnx.runtime import new_session_options, ort
 from edge.backends.webgpu.attention_probe import attends_rightly
 from edge.backends.webgpu.errors import AFTER_A_FAILURE, ErrorLog
 from edge.errors import CapacityError, DeviceLostError, EdgeError, RequestError
@@ -40,9 +40,6 @@ _TOO_LARGE_BYTES = 1 << 50
 
 _MEASURED_BYTES = 64 << 20
 _MEASURED_COPIES = 4
-
-_FATAL = 4
-"""ONNX Runtime's severity of what its sessions log: their errors are raised."""
 
 _lock = threading.RLock()
 _errors = ErrorLog()
@@ -100,9 +97,7 @@ class Device:
         captures: the first run of a binding is recorded, and later ones are submitted as a whole.
         Raises an error of ONNX Runtime if not all nodes can be recorded.
         """
-        options = ort.SessionOptions()
-        options.use_per_session_threads = False
-        options.log_severity_level = _FATAL
+        options = new_session_options()
         options.enable_mem_pattern = not captures
         chosen = {"enableGraphCapture": "1"} if captures else {}
         options.add_provider_for_devices([self._ep_device], chosen)
