@@ -70,30 +70,33 @@ def further_head(given: Given) -> Iterator[Found]:
     yield Found(figures=found, variant=f"{arrangement(given)}, {given.dtype}", model="glm4_moe")
 
 
-def made_up(folder: Path) -> Path:
-    """The checkpoint, unless it is there."""
+def made_up(folder: Path, *, further_heads: int = 1) -> Path:
+    """The checkpoint, unless it is there. Without a further head it is one of Llama."""
     path = folder / "model.safetensors"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        config = {
+        glm = {
             "model_type": "glm4_moe",
-            "num_hidden_layers": _LAYERS,
             "first_k_dense_replace": _LAYERS,
+            "num_nextn_predict_layers": further_heads,
+        }
+        config = {
+            **(glm if further_heads else {"model_type": "llama", "rms_norm_eps": 1e-5}),
+            "num_hidden_layers": _LAYERS,
             "hidden_size": _HIDDEN,
             "intermediate_size": _COLUMNS,
             "num_attention_heads": _HEADS,
             "num_key_value_heads": _KV_HEADS,
             "head_dim": _HIDDEN // _HEADS,
             "vocab_size": _VOCABULARY,
-            "num_nextn_predict_layers": 1,
             "max_position_embeddings": 4096,
         }
         (folder / "config.json").write_text(json.dumps(config))
-        save_file(dict(_tensors(np.random.default_rng(0))), path)
+        save_file(dict(_tensors(np.random.default_rng(0), further_heads)), path)
     return folder
 
 
-def _tensors(random: np.random.Generator) -> Iterator[tuple[str, NDArray[Any]]]:
+def _tensors(random: np.random.Generator, further_heads: int) -> Iterator[tuple[str, NDArray[Any]]]:
     def matrix(rows: int, columns: int, gain: float = 1.0) -> NDArray[Any]:
         values = random.standard_normal((rows, columns), np.float32)
         return (values * np.float32(gain * columns**-0.5)).astype(ml_dtypes.bfloat16)
@@ -103,7 +106,7 @@ def _tensors(random: np.random.Generator) -> Iterator[tuple[str, NDArray[Any]]]:
 
     yield "model.embed_tokens.weight", matrix(_VOCABULARY, _HIDDEN, _HIDDEN**0.5)
     keys = _HIDDEN * _KV_HEADS // _HEADS
-    for number in range(_LAYERS + 1):
+    for number in range(_LAYERS + further_heads):
         prefix = f"model.layers.{number}"
         for name, rows in (("q", _HIDDEN), ("k", keys), ("v", keys)):
             yield f"{prefix}.self_attn.{name}_proj.weight", matrix(rows, _HIDDEN)
@@ -113,9 +116,10 @@ def _tensors(random: np.random.Generator) -> Iterator[tuple[str, NDArray[Any]]]:
         yield f"{prefix}.mlp.down_proj.weight", matrix(_HIDDEN, _COLUMNS, 2 * _ADDED)
         for name in ("input_layernorm", "post_attention_layernorm"):
             yield f"{prefix}.{name}.weight", ones()
-    joined = np.concatenate([np.eye(_HIDDEN), np.zeros((_HIDDEN, _HIDDEN))], axis=1)
-    yield f"{prefix}.eh_proj.weight", joined.astype(ml_dtypes.bfloat16)
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        yield f"{prefix}.{name}.weight", ones()
+    if further_heads:
+        joined = np.concatenate([np.eye(_HIDDEN), np.zeros((_HIDDEN, _HIDDEN))], axis=1)
+        yield f"{prefix}.eh_proj.weight", joined.astype(ml_dtypes.bfloat16)
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            yield f"{prefix}.{name}.weight", ones()
     yield "model.norm.weight", ones()
     yield "lm_head.weight", matrix(_VOCABULARY, _HIDDEN)

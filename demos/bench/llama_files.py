@@ -25,18 +25,30 @@ def gguf_of(shape: str, folder: Path, *, python: str, form: str = "Q4_0") -> Pat
     llama.cpp itself makes those that its Python package has no formula for.
     """
     target = folder / f"{shape}-{form.lower()}.gguf"
-    if not target.exists():
-        partial = target.with_suffix(".partial")
-        command = [python, gguf_file.__file__, str(checkpoint(shape, folder)), str(partial), form]
-        if form not in gguf_file.FORMS:
-            source = gguf_of(shape, folder, python=python, form="F16")
-            command = [python, llama_logits.__file__, "quantise", str(source), str(partial), form]
-        if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
-            raise SystemExit(
-                f"{python} cannot make a GGUF file; it needs numpy, gguf and llama-cpp-python"
-            )
-        partial.rename(target)
+    if not target.exists() and form not in gguf_file.FORMS:
+        source = gguf_of(shape, folder, python=python, form="F16")
+        _made([python, llama_logits.__file__, "quantise", str(source)], target, form)
+    elif not target.exists():
+        written_gguf(checkpoint(shape, folder), target, python=python, form=form)
     return target
+
+
+def written_gguf(path: Path, target: Path, *, python: str, form: str) -> Path:
+    """A checkpoint of Llama's form in one of `gguf_file.FORMS`, made if the file is not there.
+    SystemExit if it cannot be."""
+    if not target.exists():
+        _made([python, gguf_file.__file__, str(path)], target, form)
+    return target
+
+
+def _made(command: list[str], target: Path, form: str) -> None:
+    partial = target.with_suffix(".partial")
+    command += [str(partial), form]
+    if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
+        raise SystemExit(
+            f"{command[0]} cannot make a GGUF file; it needs numpy, gguf and llama-cpp-python"
+        )
+    partial.rename(target)
 
 
 @contextlib.contextmanager
