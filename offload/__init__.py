@@ -45,7 +45,7 @@ from edge.offload.files.weight_store import (
 from edge.offload.kv.disk_tier import DiskKVTier
 from edge.offload.kv.pool import KVPool
 from edge.offload.kv.prefix_memory import PrefixMemory
-from edge.offload.kv.prefix_records import Pieces, PrefixPart, PrefixRecords
+from edge.offload.kv.prefix_records import Pieces, PrefixPart, PrefixRecords, as_bytes
 from edge.offload.kv.prefix_store import PrefixStore
 from edge.offload.kv.tier import KVLayer, KVPlace, KVShape, KVTier, MemoryKVTier
 from edge.offload.kv.two_tiers import KVTiers
@@ -120,6 +120,7 @@ __all__ = [
     "WeightStreamer",
     "WindowRows",
     "all_parts",
+    "as_bytes",
     "check_values",
     "checked_runs",
     "disk_errors_as_store_errors",

@@ -91,7 +91,8 @@ _CASES = {
 )
 def beginnings(given: Given) -> Iterator[Found]:
     """The first token behind a long beginning that was computed before, against that of a prompt
-    with nothing before it; from the start of a load, and from the request.
+    with nothing before it; from the start of a load, and from the request. Also, behind keys and
+    values that its own session keeps: then attention to them is all that is new.
 
     It is found by another session, by another plan, after a restart, and with a device that has
     just joined. Each session is a load of its own.
@@ -115,10 +116,14 @@ def beginnings(given: Given) -> Iterator[Found]:
 def _measure(daemons: _Daemons, name: str, number: int, figures: Figures) -> None:
     given, asked = daemons.given, _CASES[name]
     with daemons.model(asked.names, asked.plan) as model:
-        beginning = random_prompt(model, given.tokens, 3 * number)
-        new, other = (random_prompt(model, given.new_tokens, 3 * number + i) for i in (1, 2))
+        beginning = random_prompt(model, given.tokens, 4 * number)
+        new, other, again = (
+            random_prompt(model, given.new_tokens, 4 * number + i) for i in (1, 2, 3)
+        )
         reply = model.generate(beginning, max_new_tokens=1, ignore_eos=True)
         figures.add(f"{name}, computed", "s", reply.statistics["first_token_s"])
+        reply = model.generate([*beginning, *again], max_new_tokens=1, ignore_eos=True)
+        figures.add(f"{name}, kept by the session", "s", reply.statistics["first_token_s"])
     if asked.restarts:
         daemons.restart()
     sides = {"empty": other, "found": [*beginning, *new]}

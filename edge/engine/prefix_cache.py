@@ -230,16 +230,25 @@ class PrefixCache:
         if not form.block.names:
             return most
         used: dict[_Place, list[str]] = {}
+        read = range(known, known)  # tokens in the form's buffers; each `put_rows` takes a while
         for place, end, there in self._stored_blocks(form, chain, known, most):
-            rows = form.room(place.size)
-            if not form.read(place.records, there, self.secret, rows):
+            begin = end - place.size
+            if begin != read.stop or end - read.start > self._largest:
+                self._put(form, program, request, read)
+                read = range(begin, begin)
+            at = range(begin - read.start, end - read.start)
+            if not form.read_block(place.records, there, self.secret, at):
                 break
-            program.put_rows(request, end - place.size, rows, windows=False)
             used.setdefault(place, []).extend(there)
-            found = end
+            read, found = range(read.start, end), end
+        self._put(form, program, request, read)
         for place, ids in used.items():
             place.records.use(ids, self._cost(found, place.size))
         return found
+
+    def _put(self, form: PrefixForm, program: KvStorage, request: str, read: range) -> None:
+        if read:
+            program.put_rows(request, read.start, form.room(len(read)), windows=False)
 
     def _stored_blocks(
         self, form: PrefixForm, chain: TokenChain, known: int, most: int

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from edge.backends.interface import KvStorage
 from edge.engine.prefix_keys import STATES
-from edge.offload import Pieces, PrefixPart, PrefixRecords
+from edge.offload import Pieces, PrefixPart, PrefixRecords, as_bytes
 from edge.weights.cache_layout import piece_names, row_pieces, state_pieces
 from edge.weights.layout import ShardLayout
 
-Arrays = Sequence[NDArray[Any]]
+Array = NDArray[Any]
+Arrays = Sequence[Array]
 
 
 class PrefixForm:
@@ -23,6 +24,8 @@ class PrefixForm:
     def __init__(self, layout: ShardLayout, program: KvStorage, tokens: int) -> None:
         """tokens: most in a block."""
         self._room = program.new_rows(tokens, windows=False)
+        self._blocks: dict[range, tuple[Pieces, list[tuple[Array, Array]]]] = {}
+        """What a block fills in these buffers, by its rows there; and copies of it."""
         self._row_pieces = row_pieces(layout)
         self.states_like = program.states_like
         self._state_pieces = state_pieces(layout, len(program.states_like(0)))
@@ -30,9 +33,9 @@ class PrefixForm:
         self.block = PrefixPart.of(names)
         self.snapshot = PrefixPart.of([*names, *piece_names(self._state_pieces)])
 
-    def room(self, tokens: int) -> Arrays:
-        """The only buffers, for rows of so many tokens."""
-        return [each[:, :tokens] for each in self._room]
+    def room(self, tokens: int, first: int = 0) -> Arrays:
+        """The only buffers, for rows of so many tokens, from row `first` on."""
+        return [each[:, first : first + tokens] for each in self._room]
 
     def pieces(self, rows: Arrays, states: Arrays = ()) -> Pieces:
         """The pieces of a block, or with states of a snapshot."""
@@ -43,6 +46,23 @@ class PrefixForm:
         if states:
             whole = [each[0] for each in states]
             yield from ((each.name, each.of(whole)) for each in self._state_pieces)
+
+    def read_block(
+        self, records: PrefixRecords, ids: Collection[str], secret: bytes, at: range
+    ) -> bool:
+        """Fill these rows of the buffers; see `PrefixRecords.read`. The places of its pieces are
+        kept, as a prompt has hundreds of blocks."""
+        if at not in self._blocks:
+            parts = list(self._parts(self.room(len(at), at.start), ()))
+            pieces = dict(parts)
+            copies = [(each, pieces[name]) for name, each in parts if each is not pieces[name]]
+            self._blocks[at] = ({name: as_bytes(each) for name, each in pieces.items()}, copies)
+        into, copies = self._blocks[at]
+        if not records.read(ids, into, secret):
+            return False
+        for array, read in copies:
+            array[...] = read
+        return True
 
     def read(
         self,

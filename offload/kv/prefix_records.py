@@ -101,14 +101,13 @@ class PrefixRecords(ABC):
                 wanted = {name: left.pop(name) for name in names if name in left}
                 if not wanted and id in self._sizes:
                     continue
-                # Pieces of some states are columns of an array.
-                filled = {name: np.ascontiguousarray(each) for name, each in wanted.items()}
-                if not self._fill(id, {k: as_bytes(each) for k, each in filled.items()}, secret):
+                filled = {name: as_bytes(each) for name, each in wanted.items()}
+                if not self._fill(id, filled, secret):
                     self._remove(id)
                     return False
                 for name, array in wanted.items():
-                    if array is not filled[name]:
-                        array[...] = filled[name]
+                    if not array.flags.c_contiguous:  # some states are columns of an array
+                        array[...] = filled[name].view(array.dtype).reshape(array.shape)
             return not left
 
     def has(self, key: str) -> bool:
@@ -197,6 +196,8 @@ class PrefixRecords(ABC):
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """The bytes of a contiguous array, as a view; of another one, a copy of them."""
+    if array.ndim == 1 and array.dtype == np.uint8 and array.flags.c_contiguous:
+        return array
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 

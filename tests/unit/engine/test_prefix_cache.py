@@ -321,6 +321,34 @@ def test_disk_goes_on_where_memory_ends(store: SlowStore) -> None:
     prefixes.close()
 
 
+@pytest.mark.parametrize("damaged", [(), (24,), (48,), (24, 48)], ids=str)
+def test_where_a_block_on_disk_overlaps_and_is_damaged_what_is_found_stays(
+    tmp_path: Path, damaged: tuple[int, ...]
+) -> None:
+    """Blocks of 24 tokens on disk, behind one of 16 in memory."""
+    memory, disk = PrefixMemory(), PrefixStore(tmp_path, 1 << 20)
+    memory.limit(1 << 20)
+    left(memory, LONG, 16)
+    storage = replace(kept_on(disk, memory=memory), disk_block_tokens=24)
+    prefixes, program = PrefixCache(storage, ASSIGNMENT), computed(60)
+    prefixes.match(cache().as_storage(), "r", LONG)
+    for end in (24, 48):
+        before = set(tmp_path.iterdir())
+        prefixes.keep(program.as_storage())
+        prefixes._await_writer()
+        (file,) = set(tmp_path.iterdir()) - before
+        if end in damaged:
+            content = file.read_bytes()
+            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    prefixes.close()
+    prefixes, there = PrefixCache(storage, ASSIGNMENT), cache()
+    found = 16 if 24 in damaged else 24 if damaged else 48
+    assert prefixes.match(there.as_storage(), "other", LONG) == found
+    assert there.length == found
+    assert (there.rows_there[..., :found, 0] == LONG[:found]).all()
+    prefixes.close()
+
+
 MALLORY, ALICE, BOB = ("a" * 32, "b" * 32, "c" * 32)
 
 
