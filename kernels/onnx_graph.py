@@ -30,6 +30,8 @@ class Provider:
     """Whether attention is computed by ordinary nodes, because its operator is wrong there."""
     threads: int = 1
     """Threads that divide a product."""
+    has_own_attention: bool = False
+    """Whether a token that is alone in its step attends by the operator of kernels/native."""
 
     @property
     def is_webgpu(self) -> bool:

@@ -19,6 +19,7 @@ CASES = {
     "whole-experts": ("whole_experts", "Whole experts against columns of each, on two peers."),
     "quality": ("quality", "What weight formats lose, Edge's and llama.cpp's."),
     "kv-formats": ("quality", "What formats of keys and values lose, and their speed."),
+    "own-attention": ("attention", "Attention of one token, by the own operator and another."),
     "gguf-types": ("gguf_types", "The same numbers as llama.cpp, for each type of GGUF."),
     "bigger-than-memory": ("limited", "Models larger than a limit of memory."),
     "guesses": ("guesses", "Guessed tokens, on old and new text and in JSON."),

@@ -12,11 +12,13 @@ from edge.kernels.attention.onnx_pictures import seeing_all
 from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, HeadSizes, Inputs, corrected, corrections
-from edge.kernels.onnx_graph import CONTRIB, OnnxGraph, Provider
+from edge.kernels.onnx_graph import CONTRIB, EDGE, OnnxGraph, Provider
 from edge.kernels.rms_norm.onnx import rms_norm
 from edge.kernels.rope.onnx import rope
 
 _ROTARY_MULTIPLE = 16
+_LARGEST_OWN_HEAD = 512
+"""Elements of a head for kernels/native."""
 
 
 def _rotates_itself(form: PackedAttention, provider: Provider) -> bool:
@@ -152,7 +154,8 @@ def attention(
     # The kernel for masks takes blocks of keys, which codes are unpacked for each time: one row
     # behind 1,000 tokens takes a third longer with it. Windows, caps and sinks have another one.
     takes_blocks = sinks is None and form.window is None and form.soft_cap is None
-    has_ways = cache.bits == 8 and takes_blocks and not graph.provider.is_webgpu
+    by_own = graph.provider.has_own_attention and _takes_one_token(form, cache, names)
+    has_ways = cache.bits == 8 and takes_blocks and not graph.provider.is_webgpu and not by_own
     sees_all = _is_one_row(graph, qkv) if has_ways else ""
     if names.sees_all and not among_pictures:
         sees_all = graph.node("Or", sees_all, names.sees_all) if has_ways else names.sees_all
@@ -192,6 +195,25 @@ def attention(
             then_branch=whole.body(seen, *written[1:]), else_branch=causal.body(*plain),
         )  # fmt: skip
         weights: list[str] = []
+    elif by_own:
+        one, causal = graph.branch("one_token"), graph.branch("causal")
+        turned = form.turned_elements if by_itself else 0
+        found = one.nodes(
+            "Attention" if cache.bits is None else "CodeAttention",
+            *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
+            outputs=3, domain=EDGE, heads=num_heads, kv_heads=num_kv_heads, size=padded,
+            turned=turned, interleaved=int(form.interleaved),
+            scale=int(np.float32(factor).view(np.uint32)),
+        )  # fmt: skip
+        plain = causal.nodes(
+            "GroupQueryAttention", *head, names.lengths, *rest, outputs=3, domain=CONTRIB,
+            **attributes,
+        )  # fmt: skip
+        output, present_keys, present_values = graph.nodes(
+            "If", _is_one_row(graph, qkv), outputs=3,
+            then_branch=one.body(*found), else_branch=causal.body(*plain),
+        )  # fmt: skip
+        weights = []
     else:
         output, present_keys, present_values, *weights = _grouped_query(
             graph, sees_all, *head, names.lengths, *rest, outputs=outputs, **attributes
@@ -208,6 +230,15 @@ def attention(
     if exact is not None:
         return output, present_keys, present_values, exact.present
     return output, present_keys, present_values
+
+
+def _takes_one_token(form: PackedAttention, cache: CacheNames, names: AttentionNames) -> bool:
+    """Whether the operator of kernels/native knows this form of attention."""
+    if form.window is not None or form.soft_cap is not None or names.sees_all:
+        return False
+    if form.head_size > _LARGEST_OWN_HEAD or form.num_heads == form.num_kv_heads:
+        return False  # ONNX Runtime's operator is faster where heads share no keys
+    return not cache.is_windowed and not cache.remainders
 
 
 def _is_one_row(graph: OnnxGraph, qkv: str) -> str:

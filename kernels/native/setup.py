@@ -23,6 +23,7 @@ FLAGS = [
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 ]
 X86 = {
+    "attention": ["-mavx2", "-mfma"],
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx_vnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c"],
@@ -44,7 +45,7 @@ def compile_library(target: Path, scratch: Path) -> None:
     scratch.mkdir(parents=True, exist_ok=True)
     objects = []
     of_all: dict[str, list[str]] = {"plain": [], "grids": [], "product": [], "operator": []}
-    of_all["quantize"] = []
+    of_all |= {"quantize": [], "attention": [], "attention_operator": []}
     for name, more in (of_all | of_processor).items():
         objects.append(str(scratch / f"{name}.o"))
         source = str(SOURCES / f"{name}.c")

@@ -472,7 +472,8 @@ def tables(head_size: int, length: int) -> tuple[Array, Array]:
 
 @settings(FEW, max_examples=300)
 @given(
-    seed=seeds, position=st.integers(0, 20), tokens=st.integers(1, 20), room=st.integers(0, 5),
+    seed=seeds, position=st.integers(0, 20), tokens=st.sampled_from([1, 1, 2, 5, 20]),
+    room=st.integers(0, 5), is_own=st.booleans(),
     heads=st.sampled_from([(1, 1), (3, 3), (4, 2), (6, 2), (8, 2), (5, 1), (6, 1)]),
     sizes=st.sampled_from(
         [(2, 2), (16, 16), (16, 0), (20, 20), (20, 8), (24, 24), (64, 64), (64, 32), (64, 24)]
@@ -485,9 +486,10 @@ def test_attention(
     seed: int, position: int, tokens: int, room: int, heads: tuple[int, int],
     sizes: tuple[int, int], interleaved: bool, window: int | None,
     scaling: tuple[float | None, float | None], normed: bool, has_sinks: bool, gated: bool,
-    value_norm: bool,
+    value_norm: bool, is_own: bool,
 ) -> None:  # fmt: skip
-    """A whole prompt (position 0), a later chunk of it, and decoding (one token)."""
+    """A whole prompt (position 0), a later chunk of it, and decoding (one token). is_own: with the
+    operator of kernels/native, where there is one."""
     num_kv_heads, head_size, turned = heads[1], *sizes
     form = PackedAttention(
         num_heads=heads[0], num_kv_heads=num_kv_heads, head_size=head_size, turned_elements=turned,
@@ -523,7 +525,7 @@ def test_attention(
         )
 
     given = [*enumerate((*norms, sinks))]
-    graph = CaseGraph(provider=PROVIDER)
+    graph = CaseGraph(provider=replace(PROVIDER, has_own_attention=is_own and PROVIDER == CPU))
     places = attention_onnx.needs_positions(form, graph.graph.provider)
     names = attention_onnx.AttentionNames(
         cos=graph.input("cos", cos) if turned else "",

@@ -11,6 +11,7 @@ import onnxruntime as ort
 from hypothesis import settings
 from numpy.typing import NDArray
 
+from edge.host import block_kernels
 from edge.kernels.cases import Case
 from edge.kernels.onnx_cases import CaseGraph
 from edge.kernels.onnx_graph import CPU, WEBGPU, OnnxGraph
@@ -31,6 +32,8 @@ def open_session(graph: OnnxGraph, *, threads: int = 1) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    if (library := block_kernels.library()) is not None:
+        options.register_custom_ops_library(str(library))
     return ort.InferenceSession(graph.build(), options, providers=["CPUExecutionProvider"])
 
 

@@ -32,7 +32,7 @@ from edge.backends.watched_file import WatchedFile
 from edge.errors import RequestError
 from edge.host import block_kernels
 from edge.host.free_memory import usable_memory_bytes
-from edge.kernels.onnx_graph import CPU, ExternalTensor
+from edge.kernels.onnx_graph import CPU, ExternalTensor, Provider
 from edge.memory.step_memory import keeps_windows, load_bytes
 from edge.models.spec import FILE_BLOCKS, WEIGHTS_ON_DISK, WINDOWED_KV, ModelSpec
 from edge.models.towers.part import TowerPart
@@ -77,6 +77,11 @@ class OrtBackend:
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads
+
+    @property
+    def _provider(self) -> Provider:
+        has_library = block_kernels.library() is not None
+        return replace(CPU, threads=self._threads, has_own_attention=has_library)
 
     @property
     def device_name(self) -> str:
@@ -126,7 +131,7 @@ class OrtBackend:
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)
         kinds = stacked_kinds(arrays, hidden_size=spec.hidden_size, threads=self._threads)
-        provider = replace(CPU, threads=self._threads)
+        provider = self._provider
         self_check = run_self_check(spec, arrays, _cpu_session, stacked=kinds, provider=provider)
 
         def fits(*, stacks_experts: bool) -> bool:
@@ -225,7 +230,7 @@ class OrtBackend:
             kv_dtype=kv_dtype,
             kv_tier=kv_tier,
             arena=Arena(_session_options()),
-            threads=self._threads,
+            provider=provider,
             lends_buffers=weights.lends_buffers,
         )
 
@@ -237,7 +242,7 @@ class OrtBackend:
         layout, folder = tower_layout(part), weights.path.parent
         arrays = ShardArrays(layout, weights, weight_format)
         place = _places(layout, arrays, weights, folder)
-        provider = replace(CPU, threads=self._threads)
+        provider = self._provider
         run_tower_check(part.tower, arrays, _cpu_session, provider=provider)
         segment = lower_tower(part, place, weight_format, provider=provider)
         session = _open_session(segment, folder=str(folder))

@@ -26,6 +26,8 @@ from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.open_graphs import NO_GRAPHS, OpenGraphs
 from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.latent_attention.onnx import rows_agree
+from edge.kernels.matmul_blocks.reference import OPERATOR_VERSION
+from edge.kernels.onnx_graph import Provider
 from edge.memory.lending import Lending
 from edge.memory.step_memory import Widths
 from edge.memory.windows import room_token_bytes
@@ -50,13 +52,15 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         limits: StepLimits,
         kv_dtype: KvDtype,
         arena: Arena,
-        threads: int = 1,
+        provider: Provider,
         lends_buffers: bool = False,
         kv_tier: KVTier | None = None,
     ) -> None:
         """open_graphs: makes the sessions, for the bits of the KV cache (None: float32) and the
         number of layers on disk. lends_buffers: see `ShardWeights`."""
+        threads = provider.threads
         super().__init__(spec, layout, limits, threads=threads)
+        self._provider = provider
         self._kv_bits = kv_bits(kv_dtype)
         # The order of sums over remainders depends on the division into steps.
         self.rows_agree = self_check.of_chunks and not keeps_remainders(self._kv_bits)
@@ -196,7 +200,8 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
 
     @property
     def cache_digest(self) -> str:
-        return f"onnxruntime {ort.__version__} {self._cache.digest}"
+        own = f"attention {OPERATOR_VERSION} " if self._provider.has_own_attention else ""
+        return f"onnxruntime {ort.__version__} {own}{self._cache.digest}"
 
     def reset(self) -> bool:
         if self._kv_bits is not None or self._kv_tier is not None or self._limits.observes:

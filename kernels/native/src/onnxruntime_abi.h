@@ -18,7 +18,7 @@
 
 enum { ORT_VERSION = 17 };
 enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
-enum { ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT64 = 7 };
+enum { ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT8 = 3, ORT_INT32 = 6, ORT_INT64 = 7 };
 enum { ORT_REQUIRED, ORT_OPTIONAL, ORT_VARIADIC };
 
 typedef struct Status Status; /* NULL: success */
@@ -91,5 +91,35 @@ typedef struct Operator {
 #define ORT_PARALLEL(api, context, function, total, batches, data)                          \
   ((Status * (ORT_CALL *)(const Context *, void (*)(void *, size_t), size_t, size_t, void *))( \
       api)[274])(context, function, total, batches, data)
+
+/* Sizes of a value; NULL, or the error. */
+static inline Status *sizes_of(const Api *api, const Value *value, int64_t sizes[8], size_t *rank) {
+  Shape *shape = NULL;
+  Status *error = ORT_SHAPE(api, value, &shape);
+  if (error) return error;
+  error = ORT_RANK(api, shape, rank);
+  if (!error && *rank > 8) error = ORT_STATUS(api, ORT_INVALID_ARGUMENT, "more than 8 dimensions");
+  if (!error) error = ORT_SIZES(api, shape, sizes, *rank);
+  ORT_FREE_SHAPE(api, shape);
+  return error;
+}
+
+static inline size_t count_of(const int64_t *sizes, size_t rank) {
+  size_t count = 1;
+  for (size_t i = 0; i < rank; i++) count *= (size_t)sizes[i];
+  return count;
+}
+
+/* Of an operator's description. */
+static inline const char *ORT_CALL on_cpu(const Operator *op) {
+  return (void)op, "CPUExecutionProvider";
+}
+static inline int ORT_CALL always_one(const Operator *op) { return (void)op, 1; }
+static inline int ORT_CALL default_memory(const Operator *op, size_t i) {
+  return (void)op, (void)i, 0;
+}
+static inline int ORT_CALL always_required(const Operator *op, size_t i) {
+  return (void)op, (void)i, ORT_REQUIRED;
+}
 
 #endif

@@ -6,6 +6,7 @@
  * the inputs is multiplied, too), holds (0 or 1: blocks are copied when the operator is made, and
  * these inputs are not read again).
  */
+#include "attention.h"
 #include "onnxruntime_abi.h"
 #include "product.h"
 
@@ -100,24 +101,6 @@ static void let_go(const uint8_t *const *memory, size_t count, size_t bytes) {
 #else
   (void)memory, (void)count, (void)bytes;
 #endif
-}
-
-/* Sizes of a value; NULL, or the error. */
-static Status *sizes_of(const Api *api, const Value *value, int64_t sizes[8], size_t *rank) {
-  Shape *shape = NULL;
-  Status *error = ORT_SHAPE(api, value, &shape);
-  if (error) return error;
-  error = ORT_RANK(api, shape, rank);
-  if (!error && *rank > 8) error = ORT_STATUS(api, ORT_INVALID_ARGUMENT, "more than 8 dimensions");
-  if (!error) error = ORT_SIZES(api, shape, sizes, *rank);
-  ORT_FREE_SHAPE(api, shape);
-  return error;
-}
-
-static size_t count_of(const int64_t *sizes, size_t rank) {
-  size_t count = 1;
-  for (size_t i = 0; i < rank; i++) count *= (size_t)sizes[i];
-  return count;
 }
 
 /* The blocks of a matrix; they are as many bytes as this operator reads. */
@@ -274,9 +257,6 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
 }
 
 static const char *ORT_CALL name(const Operator *op) { return (void)op, "BlockProduct"; }
-static const char *ORT_CALL provider(const Operator *op) {
-  return (void)op, "CPUExecutionProvider";
-}
 static int ORT_CALL input_type(const Operator *op, size_t i) {
   return (void)op, i >= FIRST_BLOCKS ? ORT_UINT8 : i ? ORT_INT64 : ORT_FLOAT;
 }
@@ -289,27 +269,24 @@ static int ORT_CALL input_kind(const Operator *op, size_t i) {
   static const int kinds[] = {ORT_REQUIRED, ORT_OPTIONAL, ORT_VARIADIC};
   return (void)op, kinds[i];
 }
-static int ORT_CALL required(const Operator *op, size_t i) { return (void)op, (void)i, ORT_REQUIRED; }
-static int ORT_CALL default_memory(const Operator *op, size_t i) { return (void)op, (void)i, 0; }
-static int ORT_CALL first_only(const Operator *op) { return (void)op, 1; }
 
 static const Operator operator_of_blocks = {
     .version = ORT_VERSION,
     .name = name,
-    .provider = provider,
+    .provider = on_cpu,
     .input_type = input_type,
     .inputs = three,
     .output_type = output_type,
     .outputs = one,
     .destroy = destroy,
     .input_kind = input_kind,
-    .output_kind = required,
+    .output_kind = always_required,
     .input_memory = default_memory,
-    .variadic = {first_only, first_only, first_only, first_only},
+    .variadic = {always_one, always_one, always_one, always_one},
     .create_checked = create,
     .compute_checked = compute,
-    .first_version = first_only,
-    .last_version = first_only,
+    .first_version = always_one,
+    .last_version = always_one,
 };
 
 /* The name of the kernels that this processor takes. */
@@ -359,6 +336,8 @@ EXPORT Status *ORT_CALL RegisterCustomOps(Options *options, const ApiBase *base)
   if (!domain) {
     Status *error = ORT_NEW_DOMAIN(api, "edge", &domain);
     if (!error) error = ORT_ADD_OPERATOR(api, domain, &operator_of_blocks);
+    for (int codes = 0; codes < 2 && !error; codes++)
+      error = ORT_ADD_OPERATOR(api, domain, operator_of_attention(codes));
     if (error) return error;
     __atomic_store_n(&shared, domain, __ATOMIC_RELEASE);
   }

@@ -1,0 +1,141 @@
+"""Attention of one token: by the operator of kernels/native, and by ONNX Runtime's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import click
+import numpy as np
+import onnxruntime as ort
+
+from edge.demos.bench import case
+from edge.demos.bench.case import Found, Given
+from edge.demos.bench.results import Figures
+from edge.demos.bench.turns import Speeds, compared
+from edge.host import block_kernels
+from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention
+from edge.kernels.attention.reference import PackedAttention
+from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.onnx_graph import CPU, OnnxGraph
+
+_HEADS = {"SmolLM2 135M": (9, 3, 64), "W": (32, 4, 64), "Llama 3 8B": (32, 8, 128)}
+"""Heads of queries and of keys, and the elements of one."""
+_BITS = {"float32": None, "int8": 8}
+_LAYERS_BYTES = 96 << 20
+"""Bytes of layers that take turns: more than the processor's caches have room for."""
+_LEAST_RUNS = 20
+
+_OWN, _OTHER = "own", "ONNX Runtime's"
+
+
+@case.case(
+    "how long attention of one token takes",
+    case.number("--threads", 1),
+    click.option(
+        "--behind",
+        multiple=True,
+        type=click.IntRange(1),
+        default=(400, 4000, 16_000),
+        show_default=True,
+    ),
+    case.rounds(7),
+)
+def own_attention(given: Given) -> Iterator[Found]:
+    """One layer's attention of a token that is alone in its step, behind so many tokens."""
+    if block_kernels.library() is None:
+        raise click.UsageError("kernels/native is not installed")
+    for model, heads in _HEADS.items():
+        for kind, bits in _BITS.items():
+            sides: dict[str, list[tuple[str, Callable[[], float]]]] = {
+                name: [
+                    (f"behind {tokens}", _layers(heads, bits, tokens, given.threads, is_own=is_own))
+                    for tokens in given.behind
+                ]
+                for name, is_own in ((_OWN, True), (_OTHER, False))
+            }
+            figures = Figures()
+
+            def speeds(side: str, of: dict[str, Any] = sides) -> Callable[[int], Speeds]:
+                return lambda _number: {part: 1 / run() for part, run in of[side]}
+
+            yield Found(
+                figures=compared(
+                    {name: speeds(name) for name in sides},
+                    given.rounds, over=_OTHER, unit="layers/s", figures=figures,
+                ),
+                variant=f"KV {kind}, {given.threads} threads",
+                model=f"heads of {model}",
+            )  # fmt: skip
+
+
+def _layers(
+    heads: tuple[int, int, int], bits: int | None, tokens: int, threads: int, *, is_own: bool
+) -> Callable[[], float]:
+    """A function that gives the seconds of a layer, the mean of several that take turns."""
+    num_heads, num_kv_heads, size = heads
+    form = PackedAttention(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=size, turned_elements=size
+    )
+    graph, random = OnnxGraph("one_token", replace(CPU, has_own_attention=is_own)), _random()
+    dtype, elements = cache_row(size, bits)
+    shape, context = [1, num_kv_heads, tokens + 1, elements], tokens + 1
+    angles = random((2, context, size // 2))
+    feeds = {
+        "qkv": random((1, 1, form.columns)), "cos": angles[0], "sin": angles[1],
+        "lengths": np.asarray([tokens], np.int32), "total": np.asarray(context, np.int32),
+    }  # fmt: skip
+    if bits:
+        feeds |= {f"{n}_scales": 0.02 + 0 * random((1, num_kv_heads, 1, size)) for n in "kv"}
+    inputs = {
+        name: graph.input(name, each.dtype.type, [*each.shape]) for name, each in feeds.items()
+    }
+    past = [graph.input(f"past_{name}", dtype, [*shape]) for name in "kv"]
+    found = attention(
+        graph, inputs["qkv"],
+        CacheNames(
+            keys=past[0], values=past[1], bits=bits,
+            key_scales=inputs.get("k_scales", ""), value_scales=inputs.get("v_scales", ""),
+        ),
+        AttentionNames(
+            cos=inputs["cos"], sin=inputs["sin"], positions="", lengths=inputs["lengths"],
+            total=inputs["total"],
+        ),
+        form,
+    )  # fmt: skip
+    graph.output(found[0], "output", np.float32, [1, 1, num_heads * size])
+    for value, name in zip(found[1:], "kv", strict=True):
+        graph.output(value, f"present_{name}", dtype, [*shape])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.register_custom_ops_library(str(block_kernels.library()))
+    session = ort.InferenceSession(graph.build(), options, providers=["CPUExecutionProvider"])
+    layers = max(2, _LAYERS_BYTES // (2 * int(np.prod(shape)) * np.dtype(dtype).itemsize))
+    bound = []
+    for _layer in range(layers):
+        binding = session.io_binding()
+        for name, each in feeds.items():
+            binding.bind_cpu_input(name, each)
+        for name in "kv":
+            values = (40 * random(tuple(shape))).astype(dtype)
+            cache = ort.OrtValue.ortvalue_from_numpy(values)
+            binding.bind_ortvalue_input(f"past_{name}", cache)
+            binding.bind_ortvalue_output(f"present_{name}", cache)
+        binding.bind_output("output")
+        bound.append(binding)
+
+    def seconds() -> float:
+        begun_s, runs = time.perf_counter(), -(-_LEAST_RUNS // layers)
+        for _run in range(runs):
+            for binding in bound:
+                session.run_with_iobinding(binding)
+        return (time.perf_counter() - begun_s) / (runs * layers)
+
+    return seconds
+
+
+def _random() -> Callable[[tuple[int, ...]], Any]:
+    made = np.random.default_rng(0)
+    return lambda shape: made.standard_normal(shape, np.float32)

@@ -1,0 +1,207 @@
+/* The operators `Attention` and `CodeAttention` of ONNX Runtime's graphs: one token of each request
+ * attends to the keys and values of all tokens so far, after its own were appended. Inputs, of which
+ * those that may be missing stand in brackets:
+ *   query [batch, 1, heads * size], or with keys and values behind it, [key], [value], keys, values
+ *   [batch, kv_heads, context, size] (float; int8 of CodeAttention), last int32 [batch] (the number of
+ *   the new key), [cos], [sin] [positions, turned / 2], [turns] int64 [batch, 1] (rows of these), [sinks]
+ *   [heads], [key scales], [value scales] [kv_heads, size].
+ * Outputs: [batch, 1, heads * size], keys and values, which are meant to be the inputs' memory.
+ * Attributes: heads, kv_heads, size, turned (elements), interleaved (0 or 1), scale (the bits of a
+ * float32).
+ */
+#include "attention.h"
+#include "onnxruntime_abi.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { QUERY, KEY, VALUE, KEYS, VALUES, LAST, COS, SIN, TURNS, SINKS, KEY_SCALES, VALUE_SCALES, INPUTS };
+static const int64_t LARGEST = 1 << 20; /* of heads: no size overflows */
+
+typedef struct {
+  const Api *api;
+  Form form;
+} Attention;
+
+typedef struct {
+  const Value *value;
+  void *data;
+  int64_t sizes[8];
+  size_t rank, count;
+} Input;
+
+static void ORT_CALL destroy(void *kernel) { free(kernel); }
+
+static Status *read_form(Attention *self, const Info *info) {
+  int64_t heads, kv_heads, size, turned, interleaved, scale;
+  int64_t *places[] = {&heads, &kv_heads, &size, &turned, &interleaved, &scale};
+  static const char *const names[] = {"heads", "kv_heads", "size", "turned", "interleaved", "scale"};
+  for (int i = 0; i < 6; i++) {
+    Status *error = ORT_INTEGER(self->api, info, names[i], places[i]);
+    if (error) return error;
+  }
+  if (kv_heads < 1 || heads < 1 || heads > LARGEST || heads % kv_heads || size < 8 || size % 8 ||
+      size > MOST_SIZE || turned < 0 || turned > size || turned % 2)
+    return ORT_STATUS(self->api, ORT_INVALID_ARGUMENT, "heads of another form");
+  const uint32_t bits = (uint32_t)scale;
+  memcpy(&self->form.scale, &bits, sizeof bits);
+  self->form.heads = (size_t)heads, self->form.kv_heads = (size_t)kv_heads;
+  self->form.size = (size_t)size, self->form.turned = (size_t)turned;
+  self->form.interleaved = (int)interleaved;
+  return NULL;
+}
+
+static Status *create(const Api *api, const Info *info, int has_codes, void **to) {
+  Attention *self = calloc(1, sizeof *self);
+  if (!self) return ORT_STATUS(api, ORT_FAIL, "no memory");
+  self->api = api;
+  self->form.has_codes = has_codes;
+  Status *error = read_form(self, info);
+  if (error) {
+    destroy(self);
+    return error;
+  }
+  *to = self;
+  return NULL;
+}
+
+static Status *ORT_CALL create_plain(const Operator *op, const Api *api, const Info *info, void **to) {
+  return (void)op, create(api, info, 0, to);
+}
+static Status *ORT_CALL create_coded(const Operator *op, const Api *api, const Info *info, void **to) {
+  return (void)op, create(api, info, 1, to);
+}
+
+static Status *read_inputs(const Api *api, Context *context, Input inputs[INPUTS]) {
+  for (size_t i = 0; i < INPUTS; i++) {
+    Input *input = inputs + i;
+    Status *error = ORT_INPUT(api, context, i, &input->value);
+    if (error || !input->value) {
+      if (error) return error;
+      continue;
+    }
+    error = sizes_of(api, input->value, input->sizes, &input->rank);
+    if (!error) error = ORT_DATA(api, input->value, &input->data);
+    if (error) return error;
+    input->count = count_of(input->sizes, input->rank);
+  }
+  return NULL;
+}
+
+/* What is wrong with these inputs, or NULL. */
+static const char *fault(const Form *form, const Input inputs[INPUTS], Attending *work) {
+  const Input *keys = inputs + KEYS, *last = inputs + LAST;
+  const size_t half = form->turned / 2, of_heads = form->kv_heads * form->size;
+  if (!inputs[QUERY].data || !keys->data || !inputs[VALUES].data || !last->data || keys->rank != 4)
+    return "an attention without keys";
+  work->batch = (size_t)keys->sizes[0], work->context = (size_t)keys->sizes[2];
+  const size_t tokens = form->is_packed ? form->heads * form->size + 2 * of_heads
+                                        : form->heads * form->size;
+  if ((size_t)keys->sizes[1] != form->kv_heads || (size_t)keys->sizes[3] != form->size ||
+      inputs[VALUES].count != keys->count || last->count != work->batch ||
+      inputs[QUERY].count != work->batch * tokens)
+    return "an attention of other sizes";
+  if (!form->is_packed && (inputs[KEY].count != work->batch * of_heads ||
+                           inputs[VALUE].count != work->batch * of_heads))
+    return "keys of other sizes";
+  if (form->turned && (!inputs[COS].data || inputs[SIN].count != inputs[COS].count))
+    return "no angles";
+  if (inputs[TURNS].value && inputs[TURNS].count != work->batch) return "turns of other requests";
+  if (inputs[SINKS].value && inputs[SINKS].count != form->heads) return "sinks of other heads";
+  if (form->has_codes &&
+      (inputs[KEY_SCALES].count != of_heads || inputs[VALUE_SCALES].count != of_heads))
+    return "codes without scales";
+  for (size_t i = 0; i < work->batch; i++) {
+    const int32_t at = ((const int32_t *)last->data)[i];
+    if (at < 0 || (size_t)at >= work->context) return "a key behind the end";
+    const int64_t turn = inputs[TURNS].data ? ((const int64_t *)inputs[TURNS].data)[i] : at;
+    if (half && (turn < 0 || (size_t)turn >= inputs[COS].count / half)) return "no such angle";
+  }
+  return NULL;
+}
+
+/* An output of the cache, which is the input's memory or a copy of it. */
+static Status *present(const Api *api, Context *context, size_t output, const Input *past,
+                       size_t element, void **data) {
+  Value *value = NULL;
+  Status *error = ORT_OUTPUT(api, context, output, past->sizes, past->rank, &value);
+  if (!error) error = ORT_DATA(api, value, data);
+  if (!error && *data != past->data) memcpy(*data, past->data, past->count * element);
+  return error;
+}
+
+static Status *ORT_CALL compute(void *kernel, Context *context) {
+  const Attention *self = kernel;
+  const Api *api = self->api;
+  Input inputs[INPUTS] = {{0}};
+  Status *error = read_inputs(api, context, inputs);
+  if (error) return error;
+  Form form = self->form;
+  form.is_packed = !inputs[KEY].value;
+  Attending work = {
+      .form = &form,
+      .query = inputs[QUERY].data,
+      .key = inputs[KEY].data,
+      .value = inputs[VALUE].data,
+      .last = inputs[LAST].data,
+      .cos = inputs[COS].data,
+      .sin = inputs[SIN].data,
+      .turns = inputs[TURNS].data,
+      .sinks = inputs[SINKS].data,
+      .key_scales = inputs[KEY_SCALES].data,
+      .value_scales = inputs[VALUE_SCALES].data,
+  };
+  const char *wrong = fault(&form, inputs, &work);
+  if (wrong) return ORT_STATUS(api, ORT_INVALID_ARGUMENT, wrong);
+  const size_t element = form.has_codes ? 1 : sizeof(float);
+  const int64_t sizes[] = {(int64_t)work.batch, 1, (int64_t)(form.heads * form.size)};
+  Value *output = NULL;
+  error = ORT_OUTPUT(api, context, 0, sizes, 3, &output);
+  if (!error) error = ORT_DATA(api, output, (void **)&work.output);
+  if (!error) error = present(api, context, 1, inputs + KEYS, element, &work.keys);
+  if (!error) error = present(api, context, 2, inputs + VALUES, element, &work.values);
+  if (error || !work.batch) return error;
+  if (!begin_attention(&work)) return ORT_STATUS(api, ORT_FAIL, "no memory for attention");
+  error = ORT_PARALLEL(api, context, attend, work.parts, 0, &work);
+  merge_parts(&work);
+  return error;
+}
+
+static const char *ORT_CALL plain_name(const Operator *op) { return (void)op, "Attention"; }
+static const char *ORT_CALL coded_name(const Operator *op) { return (void)op, "CodeAttention"; }
+static int input_type(size_t i, int cache) {
+  if (i == KEYS || i == VALUES) return cache;
+  return i == LAST ? ORT_INT32 : i == TURNS ? ORT_INT64 : ORT_FLOAT;
+}
+static int ORT_CALL plain_input(const Operator *op, size_t i) {
+  return (void)op, input_type(i, ORT_FLOAT);
+}
+static int ORT_CALL coded_input(const Operator *op, size_t i) {
+  return (void)op, input_type(i, ORT_INT8);
+}
+static int ORT_CALL plain_output(const Operator *op, size_t i) {
+  return (void)op, (void)i, ORT_FLOAT;
+}
+static int ORT_CALL coded_output(const Operator *op, size_t i) {
+  return (void)op, i ? ORT_INT8 : ORT_FLOAT;
+}
+static int ORT_CALL input_kind(const Operator *op, size_t i) {
+  return (void)op, i == QUERY || (KEYS <= i && i <= LAST) ? ORT_REQUIRED : ORT_OPTIONAL;
+}
+static size_t ORT_CALL inputs(const Operator *op) { return (void)op, INPUTS; }
+static size_t ORT_CALL outputs(const Operator *op) { return (void)op, 3; }
+
+#define DESCRIBED(which)                                                                           \
+  {                                                                                                \
+    .version = ORT_VERSION, .name = which##_name, .provider = on_cpu, .input_type = which##_input, \
+    .inputs = inputs, .output_type = which##_output, .outputs = outputs, .destroy = destroy,       \
+    .input_kind = input_kind, .output_kind = always_required, .input_memory = default_memory,      \
+    .variadic = {always_one, always_one, always_one, always_one},                                  \
+    .create_checked = create_##which, .compute_checked = compute, .first_version = always_one,     \
+    .last_version = always_one,                                                                    \
+  }
+
+const Operator *operator_of_attention(int has_codes) {
+  static const Operator described[] = {DESCRIBED(plain), DESCRIBED(coded)};
+  return described + !!has_codes;
+}

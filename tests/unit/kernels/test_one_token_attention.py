@@ -1,0 +1,221 @@
+"""One token of each request attends by the operator of kernels/native: against the formula, and bit
+for bit whatever else is in the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from edge_kernels import LIBRARY
+from numpy.typing import NDArray
+
+from edge.backends.onnx.runtime import ort
+from edge.kernels.attention.reference import attention
+from edge.kernels.kv_cache.channel_cache import dequantize, quantize
+from edge.kernels.onnx_graph import EDGE, OnnxGraph
+from edge.kernels.rope.reference import rope, rope_tables
+
+Array = NDArray[Any]
+CONTEXT = 1600
+"""Rows of a cache: keys are summed up in parts of 512."""
+
+
+@dataclass
+class Case:
+    """A step of several requests, of this form."""
+
+    last: tuple[int, ...]
+    """The number of each request's new key."""
+    num_heads: int = 8
+    num_kv_heads: int = 2
+    size: int = 64
+    turned: int = 64
+    interleaved: bool = False
+    is_packed: bool = True
+    has_codes: bool = False
+    has_sinks: bool = False
+    turns: tuple[int, ...] = ()
+    scale: float = 0.125
+    feeds: dict[str, Array] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        random, batch = np.random.default_rng(0), len(self.last)
+        heads, size = self.num_heads + 2 * self.num_kv_heads, self.size
+        cache = batch, self.num_kv_heads, CONTEXT, size
+        self.query, self.keys, self.values = np.split(
+            random.standard_normal((batch, heads, size)).astype(np.float32),
+            [self.num_heads, self.num_heads + self.num_kv_heads], axis=1,
+        )  # fmt: skip
+        self.past = random.standard_normal((2, *cache)).astype(np.float32)
+        frequencies = 100.0 ** -np.arange(0, 1, 2 / self.turned) if self.turned else np.zeros(0)
+        self.cos, self.sin = rope_tables(frequencies.astype(np.float32), length=CONTEXT)
+        self.sinks = random.standard_normal(self.num_heads).astype(np.float32)
+        self.scales = (0.02 + 0.01 * random.random((2, self.num_kv_heads, size))).astype(np.float32)
+        if self.has_codes:
+            self.past = np.clip(self.past, -1.5, 1.5)
+            self.past = np.stack([
+                np.stack([quantize(each.swapaxes(0, 1), scales, bits=8).swapaxes(0, 1)
+                          for each in caches])
+                for caches, scales in zip(self.past, self.scales, strict=True)
+            ])  # fmt: skip
+        flat = {name: getattr(self, name).reshape(batch, 1, -1) for name in ("keys", "values")}
+        query = self.query.reshape(batch, 1, -1)
+        packed = np.concatenate([query, *flat.values()], axis=-1)
+        self.feeds = {
+            "query": packed if self.is_packed else query,
+            **({} if self.is_packed else {"key": flat["keys"], "value": flat["values"]}),
+            "past_keys": self.past[0], "past_values": self.past[1],
+            "last": np.asarray(self.last, np.int32),
+            **({"cos": self.cos, "sin": self.sin} if self.turned else {}),
+            **({"turns": np.asarray(self.turns)[:, None]} if self.turns else {}),
+            **({"sinks": self.sinks} if self.has_sinks else {}),
+            **({"key_scales": self.scales[0], "value_scales": self.scales[1]}
+               if self.has_codes else {}),
+        }  # fmt: skip
+
+    def open(self, *, threads: int = 1) -> ort.InferenceSession:
+        graph = OnnxGraph("one_token")
+        for name, array in self.feeds.items():
+            graph.input(name, array.dtype.type, list(array.shape))
+        names = (
+            "query", "key", "value", "past_keys", "past_values", "last", "cos", "sin", "turns",
+            "sinks", "key_scales", "value_scales",
+        )  # fmt: skip
+        found = graph.nodes(
+            "CodeAttention" if self.has_codes else "Attention",
+            *(name if name in self.feeds else "" for name in names),
+            outputs=3, domain=EDGE, heads=self.num_heads, kv_heads=self.num_kv_heads,
+            size=self.size, turned=self.turned, interleaved=int(self.interleaved),
+            scale=int(np.float32(self.scale).view(np.uint32)),
+        )  # fmt: skip
+        kind = np.int8 if self.has_codes else np.float32
+        shape = list(self.past[0].shape)
+        graph.output(found[0], "output", np.float32, [len(self.last), 1, "columns"])
+        graph.output(found[1], "present_keys", kind, shape)
+        graph.output(found[2], "present_values", kind, shape)
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 4
+        options.register_custom_ops_library(str(LIBRARY))
+        return ort.InferenceSession(graph.build(), options, providers=["CPUExecutionProvider"])
+
+    def run(self, *, threads: int = 1) -> list[Array]:
+        results: list[Array] = self.open(threads=threads).run(None, self.feeds)
+        return results
+
+    def alone(self, index: int) -> dict[str, Array]:
+        """The inputs of one request."""
+        whole = ("cos", "sin", "sinks", "key_scales", "value_scales")
+        return {k: v if k in whole else v[index : index + 1] for k, v in self.feeds.items()}
+
+    def expected(self, index: int) -> tuple[Array, ...]:
+        """Output, keys and values of one request by the formulas."""
+        last = self.last[index]
+        at = [self.turns[index] if self.turns else last]
+        query, keys = self.query[index][None], self.keys[index][None]
+        if self.turned:
+            angles = self.cos[at], self.sin[at]
+            query = rope(query, *angles, interleaved=self.interleaved)
+            keys = rope(keys, *angles, interleaved=self.interleaved)
+        past = self.past[:, index, :, :last].swapaxes(1, 2)
+        new = [keys, self.values[index][None]]
+        if self.has_codes:
+            new = [quantize(x, s, bits=8) for x, s in zip(new, self.scales, strict=True)]
+        present = [np.concatenate(both) for both in zip(past, new, strict=True)]
+        read = present
+        if self.has_codes:
+            read = [dequantize(x, s, bits=8) for x, s in zip(present, self.scales, strict=True)]
+        sinks = self.sinks if self.has_sinks else None
+        output = attention(query, *read, position=last, scale=self.scale, sinks=sinks)
+        return output.reshape(1, -1), *present
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "apart": {"is_packed": False},
+    "every head its own keys": {"num_kv_heads": 8},
+    "many heads share keys": {"num_heads": 20, "num_kv_heads": 1},
+    "half turned": {"turned": 32, "interleaved": True},
+    "not turned": {"turned": 0, "is_packed": False, "size": 72},
+    "other positions": {"turns": (3, 0, 11)},
+    "sinks": {"has_sinks": True, "size": 128, "turned": 128},
+}
+
+
+@pytest.mark.parametrize("has_codes", [False, True], ids=["floats", "codes"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_it_is_the_formula(form: dict[str, Any], has_codes: bool) -> None:
+    case = Case(last=(0, 700, 1599), has_codes=has_codes, **form)
+    output, *present = case.run()
+    for index, last in enumerate(case.last):
+        wanted, *caches = case.expected(index)
+        np.testing.assert_allclose(output[index], wanted, rtol=0, atol=3e-6)
+        for found, cache in zip(present, caches, strict=True):
+            # The new key was turned: a code may be the next one.
+            own = found[index, :, : last + 1].swapaxes(0, 1)
+            np.testing.assert_array_equal(own[:-1], cache[:-1])
+            np.testing.assert_allclose(own[-1], cache[-1], rtol=0, atol=1 if has_codes else 1e-6)
+
+
+@pytest.mark.parametrize("has_codes", [False, True], ids=["floats", "codes"])
+def test_bits_depend_on_no_other_request_and_no_number_of_threads(has_codes: bool) -> None:
+    case = Case(last=(511, 512, 1300), has_codes=has_codes)
+    found = case.run()
+    for threads in (2, 3):
+        for one, other in zip(case.run(threads=threads), found, strict=True):
+            np.testing.assert_array_equal(one, other)
+    for index, last in enumerate(case.last):
+        alone = Case(last=(last,), has_codes=has_codes)
+        results = alone.open().run(None, case.alone(index))
+        for one, other in zip(results, found, strict=True):
+            np.testing.assert_array_equal(one, other[index : index + 1])
+
+
+def test_keys_and_values_stay_where_they_are() -> None:
+    case = Case(last=(600,))
+    session, binding = case.open(), None
+    caches = [ort.OrtValue.ortvalue_from_numpy(case.feeds[f"past_{n}"]) for n in ("keys", "values")]
+    binding = session.io_binding()
+    for name, array in case.feeds.items():
+        if not name.startswith("past_"):
+            binding.bind_cpu_input(name, array)
+    for name, cache in zip(("keys", "values"), caches, strict=True):
+        binding.bind_ortvalue_input(f"past_{name}", cache)
+        binding.bind_ortvalue_output(f"present_{name}", cache)
+    binding.bind_output("output")
+    session.run_with_iobinding(binding)
+    for mine, expected in zip(caches, case.run()[1:], strict=True):
+        np.testing.assert_array_equal(mine.numpy(), expected)
+
+
+def changed(name: str, array: Array, **form: Any) -> tuple[Case, dict[str, Array]]:
+    case = Case(last=(5, 6), **form)
+    return case, {**case.feeds, name: array}
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "form"),
+    [
+        ("last", np.asarray([5, CONTEXT], np.int32), {}),
+        ("last", np.asarray([-1, 5], np.int32), {}),
+        ("turns", np.asarray([[1], [CONTEXT]]), {"turns": (1, 2)}),
+        ("turns", np.asarray([[-1], [2]]), {"turns": (1, 2)}),
+    ],
+    ids=["behind the end", "before the start", "no such angle", "no angle at all"],
+)
+def test_a_number_outside_is_refused(name: str, array: Array, form: dict[str, Any]) -> None:
+    case, feeds = changed(name, array, **form)
+    with pytest.raises(Exception, match=r"a key behind the end|no such angle"):
+        case.open().run(None, feeds)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"size": 20, "turned": 20}, {"size": 520, "turned": 0}, {"num_heads": 7}, {"turned": 66}],
+    ids=str,
+)
+def test_another_form_of_heads_is_refused(form: dict[str, Any]) -> None:
+    with pytest.raises(Exception, match="heads of another form"):
+        Case(last=(1,), **form).open()
