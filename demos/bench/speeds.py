@@ -24,6 +24,9 @@ _ARRANGEMENTS = {
 }
 """Peers, threads of each, and the plan."""
 
+_SHORT_TOKENS = 512
+"""Behind a longer prompt, the length is told of decoding, too."""
+
 _PREDICTION = re.compile(r"Prediction\s+nTokens: \d+\s+tokens/s: ([0-9.]+)")
 
 
@@ -175,9 +178,10 @@ def llama(given: Given) -> Iterator[Found]:
         )  # fmt: skip
         mine, others = sum(model.token_weight_bytes.values()), read_of_token(gguf)
     found = Figures()
+    behind = f" behind {given.prompt_tokens}" if given.prompt_tokens > _SHORT_TOKENS else ""
     for name, pairs in (
         (f"prefill {given.prompt_tokens}", measured.prefill),
-        (f"decode {given.new_tokens}", measured.decode),
+        (f"decode {given.new_tokens}{behind}", measured.decode),
         (f"decode {given.requests} at once", measured.batch),
     ):
         for one, two in pairs:
