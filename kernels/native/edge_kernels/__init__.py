@@ -1,4 +1,4 @@
-"""The operator of ONNX Runtime that multiplies with the blocks of GGUF files, as a library."""
+"""Operators of ONNX Runtime, as a library: products with blocks of GGUF files, and attention."""
 
 from __future__ import annotations
 
