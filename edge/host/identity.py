@@ -13,7 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from edge.host import block_kernels
 from edge.host.cgroup import processors
+from edge.kernels.matmul_blocks.reference import OPERATOR_VERSION
 from edge.system.processes import allowed_cores
 from edge.system.processor import processor_kinds, processor_names
 
@@ -21,7 +23,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 _COMPUTING = {
-    "ort": ("onnxruntime", "edge-inference-kernels"),
+    "ort": ("onnxruntime", block_kernels.DISTRIBUTION),
     "triton": ("torch", "triton"),
     "webgpu": ("onnxruntime", "onnxruntime-ep-webgpu"),
 }
@@ -97,4 +99,7 @@ def _versions(backend: str) -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = ""
+    if block_kernels.DISTRIBUTION in found:  # which may be there and not be used
+        is_used = block_kernels.library() is not None
+        found[block_kernels.DISTRIBUTION] = f"{OPERATOR_VERSION}" if is_used else ""
     return found

@@ -7,8 +7,10 @@ that is predicted to be faster than computing the prompt. Then the prefix is loo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from edge.protocol.messages import (
     AskPrefix,
     HeldPrefix,
     PrefixMatched,
+    PrefixPieces,
     PutPrefix,
     ReadPrefix,
 )
@@ -28,6 +31,7 @@ from edge.protocol.peer_info import gather_all
 from edge.protocol.topology import Seat
 from edge.runs.connections import Connections
 from edge.scheduling.prefixes import FEWEST_TOKENS
+from edge.transport.frame import Buffer
 
 Pieces = NDArray[np.uint32]
 
@@ -195,18 +199,32 @@ class PrefixExchange:
         return np.frombuffer(told.pieces, "<u4").reshape(3, -1)
 
     async def _carry_out(self, request: str, move: _Move) -> None:
-        for holder, read, size, is_last in move.calls(self._connections.session, request):
-            content = (await self._connections.call(holder, read)).content
-            if len(content) != size:
-                raise EdgeError("a stored prefix is gone")
-            put = PutPrefix(
-                session=read.session,
-                request=request,
-                first=read.first,
-                last=read.last,
-                has_states=read.has_states,
-                is_whole=is_last,
-                pieces=read.pieces,
-                content=content,
-            )
-            await self._connections.call(move.seat, put)
+        """While a device stores pieces, the next ones are read from another."""
+        calls = [*move.calls(self._connections.session, request)]
+        reading = asyncio.create_task(self._read(calls[0]))
+        try:
+            for (_holder, read, _size, is_last), following in zip_longest(calls, calls[1:]):
+                content = await reading
+                if following is not None:
+                    reading = asyncio.create_task(self._read(following))
+                put = PutPrefix(
+                    session=read.session,
+                    request=request,
+                    first=read.first,
+                    last=read.last,
+                    has_states=read.has_states,
+                    is_whole=is_last,
+                    pieces=read.pieces,
+                    content=content,
+                )
+                await self._connections.call(move.seat, put)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read(self, asked: tuple[Seat, ReadPrefix, int, bool]) -> Buffer:
+        holder, read, size, _is_last = asked
+        answer: PrefixPieces = await self._connections.call(holder, read)
+        if len(answer.content) != size:
+            raise EdgeError("a stored prefix is gone")
+        return answer.content

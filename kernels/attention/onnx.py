@@ -238,7 +238,7 @@ def _takes_one_token(form: PackedAttention, cache: CacheNames, names: AttentionN
         return False
     if form.head_size > _LARGEST_OWN_HEAD or form.num_heads == form.num_kv_heads:
         return False  # ONNX Runtime's operator is faster where heads share no keys
-    return not cache.is_windowed and not cache.remainders
+    return cache.bits in {None, 8} and not cache.is_windowed
 
 
 def _is_one_row(graph: OnnxGraph, qkv: str) -> str:

@@ -200,7 +200,9 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
 
     @property
     def cache_digest(self) -> str:
-        own = f"attention {OPERATOR_VERSION} " if self._provider.has_own_attention else ""
+        # Last bits differ with the operator, as they do between processors.
+        is_told = self._limits.batch_invariant and self._provider.has_own_attention
+        own = f"attention {OPERATOR_VERSION} " if is_told else ""
         return f"onnxruntime {ort.__version__} {own}{self._cache.digest}"
 
     def reset(self) -> bool:

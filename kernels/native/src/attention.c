@@ -165,9 +165,10 @@ INLINE void add(const float *weights, const void *values, size_t size, size_t co
   }
 }
 
-/* e^x of x <= 0, by Cephes' polynomial; of less than -87 as of -87. */
+/* e^x of x <= 0, by Cephes' polynomial; of less than -87 as of -87, and NaN of NaN. Where the largest
+ * score is not found beside NaN, x may be larger: but then the sum of weights is NaN. */
 INLINE float exponential(float x) {
-  x = x > -87.0f ? x : -87.0f;
+  x = x < -87.0f ? -87.0f : x;
   const float whole = __builtin_fmaf(x, 1.44269504f, 12582912.0f), n = whole - 12582912.0f;
   const float r = __builtin_fmaf(n, 2.12194440e-4f, __builtin_fmaf(n, -0.693359375f, x));
   float y = 1.9875691500e-4f;
@@ -183,7 +184,7 @@ INLINE float exponential(float x) {
   memcpy(&bits, &y, sizeof bits);
   bits += power << 23;
   memcpy(&y, &bits, sizeof y);
-  return y;
+  return x == x ? y : x;
 }
 
 /* Turns scores into weights, with zeros up to a multiple of eight. Their largest and their sum. */
@@ -210,8 +211,13 @@ static size_t heads_of_group(const Attending *work, size_t group) {
   return left < MOST_SHARING ? left : MOST_SHARING;
 }
 
+/* Heads of a group, of which the last one may have fewer. */
+static size_t most_heads(const Attending *work) {
+  return sharing(work) < MOST_SHARING ? sharing(work) : MOST_SHARING;
+}
+
 static float *found_of(const Attending *work, size_t part, size_t head) {
-  return work->found + (part * MOST_SHARING + head) * (2 + work->form->size);
+  return work->found + (part * most_heads(work) + head) * (2 + work->form->size);
 }
 
 INLINE void attend_to(const Attending *work, size_t part, int has_codes) {
@@ -325,7 +331,7 @@ int begin_attention(Attending *work) {
   work->chunks = (most + PART_KEYS - 1) / PART_KEYS;
   work->parts = work->batch * form->kv_heads * work->groups * work->chunks;
   const size_t queries = work->batch * form->heads * form->size;
-  const size_t found = work->parts * MOST_SHARING * (2 + form->size);
+  const size_t found = work->parts * most_heads(work) * (2 + form->size);
   work->memory = aligned((queries + found) * sizeof(float));
   if (!work->memory) return 0;
   work->turned = work->memory;

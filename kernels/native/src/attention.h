@@ -33,7 +33,7 @@ typedef struct {
 
   void *memory;
   float *turned;                   /* [batch, heads, size]: the query, scaled */
-  float *found;                    /* [parts, MOST_SHARING, 2 + size]: largest score, sum of weights,
+  float *found;                    /* [parts, heads of a group, 2 + size]: largest score, sum of weights,
                                       sum of values */
   size_t groups, chunks, parts;    /* of a key head; of a group; of all */
 } Attending;

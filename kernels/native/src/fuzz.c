@@ -91,15 +91,17 @@ static int attend_some(void) {
     for (size_t part = 0; part < work.parts; part++) (plain ? plain_attend : attend)(&work, part);
     (plain ? plain_merge : merge_parts)(&work);
   }
-  int same = !memcmp(caches[0], caches[1], cache) && !memcmp(caches[2], caches[3], cache);
+  /* NaN may have other bits in the cache. */
+  int same = most == 0 || (!memcmp(caches[0], caches[1], cache) &&
+                           !memcmp(caches[2], caches[3], cache));
   for (size_t i = 0; i < batch * query; i++)
     same &= !memcmp(output[0] + i, output[1] + i, sizeof(float)) ||
             (isnan(output[0][i]) && isnan(output[1][i]));
   for (int i = 0; i < 8; i++) free(floats[i]);
   for (int i = 0; i < 4; i++) free(caches[i]);
   free(output[0]), free(output[1]);
-  if (!same && most != 0) fprintf(stderr, "attention differs from plain\n");
-  return same || most == 0; /* of NaN the bits may differ in the cache */
+  if (!same) fprintf(stderr, "attention differs from plain\n");
+  return same;
 }
 
 int main(int count, char **words) {

@@ -60,6 +60,19 @@ def test_a_smaller_share_of_the_processor_is_another_device(
     assert identity() != before
 
 
+@pytest.mark.usefixtures("read_anew")
+def test_a_library_of_kernels_that_is_not_used_makes_another_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for library in (Path("library.bin"), None):
+        monkeypatch.setattr("edge.host.block_kernels.library", lambda library=library: library)
+        identity_module._versions.cache_clear()
+        found.append((identity(), arithmetic_identity(backend="ort", accelerator="")))
+    for of_used, of_other in zip(*found, strict=True):
+        assert of_used != of_other
+
+
 @pytest.mark.parametrize("error", [FileNotFoundError("/sys/class/power_supply"), AttributeError()])
 def test_a_system_that_tells_nothing_of_its_battery(
     error: Exception, monkeypatch: pytest.MonkeyPatch
@@ -78,7 +91,8 @@ def read_anew() -> Iterator[None]:
 
 
 def forget() -> None:
-    for each in (processor._lines, processor.processor_names, processor.processor_kinds):
+    of_processor = processor._lines, processor.processor_names, processor.processor_kinds
+    for each in (*of_processor, identity_module._versions):
         each.cache_clear()
 
 

@@ -3,19 +3,26 @@ for bit whatever else is in the step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from edge_kernels import LIBRARY
+from edge_kernels import LIBRARY, kernels
 from numpy.typing import NDArray
 
 from edge.backends.onnx.runtime import ort
-from edge.kernels.attention.reference import attention
+from edge.kernels.attention.onnx import AttentionNames, CacheNames
+from edge.kernels.attention.onnx import attention as attention_face
+from edge.kernels.attention.reference import PackedAttention, attention
+from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.kv_cache.channel_cache import dequantize, quantize
-from edge.kernels.onnx_graph import EDGE, OnnxGraph
+from edge.kernels.onnx_graph import CPU, EDGE, OnnxGraph
 from edge.kernels.rope.reference import rope, rope_tables
+
+pytestmark = pytest.mark.skipif(
+    kernels() == "plain", reason="this processor has no fast kernels: not run"
+)
 
 Array = NDArray[Any]
 CONTEXT = 1600
@@ -188,6 +195,57 @@ def test_keys_and_values_stay_where_they_are() -> None:
     session.run_with_iobinding(binding)
     for mine, expected in zip(caches, case.run()[1:], strict=True):
         np.testing.assert_array_equal(mine.numpy(), expected)
+
+
+@pytest.mark.parametrize("at", [0, 3, 20, 600])
+@pytest.mark.parametrize("name", ["past_keys", "past_values"])
+def test_what_is_no_number_does_not_become_one(name: str, at: int) -> None:
+    case = Case(last=(700, 700))
+    case.feeds[name][0, 0, at, 5] = np.nan
+    output = case.run()[0].reshape(2, case.num_heads, -1)
+    of_keys = case.num_heads // case.num_kv_heads
+    where = (slice(None),) if name == "past_keys" else (slice(None), 5)
+    assert np.isnan(output[0, :of_keys][where]).all()
+    assert np.isfinite(output[0, of_keys:]).all()
+    assert np.isfinite(output[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("is_taken", "bits", "changes"),
+    [
+        (True, 8, {}),
+        (False, 4, {}),  # of a layer that uses another one's keys, which keeps the remainders
+        (False, 8, {"window": 5}),
+        (False, 8, {"soft_cap": 3.0}),
+        (False, 8, {"num_kv_heads": 4}),
+        (False, 8, {"head_size": 528, "turned_elements": 0}),
+    ],
+    ids=str,
+)
+def test_graphs_have_it_where_it_knows_the_form(
+    is_taken: bool, bits: int, changes: dict[str, Any]
+) -> None:
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_size": 32, "turned_elements": 32}
+    form = PackedAttention(**{**sizes, **changes})
+    graph = OnnxGraph("layer", replace(CPU, has_own_attention=True))
+    dtype, elements = cache_row(form.head_size, bits)
+    cache, scales = [1, form.num_kv_heads, 9, elements], [1, form.num_kv_heads, 1, form.head_size]
+    half = form.turned_elements // 2
+    names = CacheNames(
+        keys=graph.input("k", dtype, [*cache]), values=graph.input("v", dtype, [*cache]), bits=bits,
+        key_scales=graph.input("ks", np.float32, [*scales]),
+        value_scales=graph.input("vs", np.float32, [*scales]),
+    )  # fmt: skip
+    inputs = AttentionNames(
+        cos=graph.input("cos", np.float32, [9, half]) if half else "",
+        sin=graph.input("sin", np.float32, [9, half]) if half else "",
+        positions="", lengths=graph.input("lengths", np.int32, [1]),
+        total=graph.input("total", np.int32, []),
+    )  # fmt: skip
+    packed = graph.input("qkv", np.float32, [1, "tokens", form.columns])
+    found = attention_face(graph, packed, names, inputs, form)
+    graph.output(found[0], "output", np.float32, [1, "tokens", form.num_heads * form.head_size])
+    assert (b"CodeAttention" in graph.build()) == is_taken
 
 
 def changed(name: str, array: Array, **form: Any) -> tuple[Case, dict[str, Array]]:

@@ -99,6 +99,28 @@ def test_each_piece_goes_from_a_device_that_has_it() -> None:
     ]
 
 
+def test_the_next_pieces_are_read_while_some_are_stored() -> None:
+    """One device is never asked for more than that."""
+    order = list[str]()
+
+    class Slow(Devices):
+        async def call(self, seat: Seat, call: Any) -> Any:
+            name = f"{type(call).__name__} {getattr(call, 'first', '')}"
+            order.append(f"{name} begins")
+            for _turn in range(3):  # others go on meanwhile
+                await asyncio.sleep(0)
+            order.append(f"{name} ends")
+            return await super().call(seat, call)
+
+    devices = Slow({A: {B: (700,) * 3}, B: {}}, has_states=False)
+    assert even_out(devices, {A: matched(700, stored=(700,)), B: matched(0, stored=())})
+    assert [put.first for _seat, put in devices.put] == [0, 256, 512]
+    for first in (256, 512):
+        begun = order.index(f"ReadPrefix {first} begins")
+        assert begun < order.index(f"PutPrefix {first - 256} ends")
+    assert order.index("ReadPrefix 512 begins") > order.index("PutPrefix 0 ends")
+
+
 def test_where_a_device_has_nothing_new_nobody_is_asked() -> None:
     devices = Devices({A: {}, B: {}})
     even = {A: matched(64, stored=(64,)), B: matched(64, stored=(64,))}
