@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,7 +156,7 @@ def attention(
     # behind 1,000 tokens takes a third longer with it. Windows, caps and sinks have another one.
     takes_blocks = sinks is None and form.window is None and form.soft_cap is None
     by_own = graph.provider.has_own_attention and _takes_one_token(form, cache, names)
-    has_ways = cache.bits == 8 and takes_blocks and not graph.provider.is_webgpu and not by_own
+    has_ways = by_own or (cache.bits == 8 and takes_blocks and not graph.provider.is_webgpu)
     sees_all = _is_one_row(graph, qkv) if has_ways else ""
     if names.sees_all and not among_pictures:
         sees_all = graph.node("Or", sees_all, names.sees_all) if has_ways else names.sees_all
@@ -195,29 +196,21 @@ def attention(
             then_branch=whole.body(seen, *written[1:]), else_branch=causal.body(*plain),
         )  # fmt: skip
         weights: list[str] = []
-    elif by_own:
-        one, causal = graph.branch("one_token"), graph.branch("causal")
-        turned = form.turned_elements if by_itself else 0
-        found = one.nodes(
-            "Attention" if cache.bits is None else "CodeAttention",
-            *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
-            outputs=3, domain=EDGE, heads=num_heads, kv_heads=num_kv_heads, size=padded,
-            turned=turned, interleaved=int(form.interleaved),
-            scale=int(np.float32(factor).view(np.uint32)),
-        )  # fmt: skip
-        plain = causal.nodes(
-            "GroupQueryAttention", *head, names.lengths, *rest, outputs=3, domain=CONTRIB,
-            **attributes,
-        )  # fmt: skip
-        output, present_keys, present_values = graph.nodes(
-            "If", _is_one_row(graph, qkv), outputs=3,
-            then_branch=one.body(*found), else_branch=causal.body(*plain),
-        )  # fmt: skip
-        weights = []
     else:
+
+        def own(of: OnnxGraph) -> tuple[str, ...]:
+            return of.nodes(
+                "Attention" if cache.bits is None else "CodeAttention",
+                *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
+                outputs=3, domain=EDGE, heads=num_heads, kv_heads=num_kv_heads, size=padded,
+                turned=form.turned_elements if by_itself else 0,
+                interleaved=int(form.interleaved), scale=int(np.float32(factor).view(np.uint32)),
+            )  # fmt: skip
+
         output, present_keys, present_values, *weights = _grouped_query(
-            graph, sees_all, *head, names.lengths, *rest, outputs=outputs, **attributes
-        )
+            graph, sees_all, own if by_own else None, *head, names.lengths, *rest,
+            outputs=outputs, **attributes,
+        )  # fmt: skip
     if is_by_nodes:
         caches = present_keys, present_values
         output = _attended(graph, query, caches, names.positions, sinks, form, factor)
@@ -253,10 +246,16 @@ def _is_one_row(graph: OnnxGraph, qkv: str) -> str:
 
 
 def _grouped_query(
-    graph: OnnxGraph, sees_all: str, *inputs: str, outputs: int, **attributes: Any
+    graph: OnnxGraph,
+    sees_all: str,
+    own: Callable[[OnnxGraph], tuple[str, ...]] | None,
+    *inputs: str,
+    outputs: int,
+    **attributes: Any,
 ) -> tuple[str, ...]:
     """GroupQueryAttention. sees_all: bool, whether it is without a causal mask. Of one row, which
-    needs none, the bits are then the same; empty: it always has one."""
+    needs none, the bits are then the same; empty: it always has one. own: makes what computes
+    instead then."""
 
     def node(of: OnnxGraph, **more: Any) -> tuple[str, ...]:
         return of.nodes(
@@ -270,7 +269,7 @@ def _grouped_query(
         "If",
         sees_all,
         outputs=outputs,
-        then_branch=whole.body(*node(whole, causal=0)),
+        then_branch=whole.body(*(own(whole) if own else node(whole, causal=0))),
         else_branch=causal.body(*node(causal)),
     )
 

@@ -45,8 +45,8 @@ TILES_VERSION = 1
 """Raised with every change of the layout, as in kernels/native/src/blocks.h."""
 
 OPERATOR_VERSION = 4
-"""Raised with every change of the operator's inputs or types, or of what weights are rounded to, as
-there."""
+"""Raised with every change of the library's operators, their inputs or types, or of what weights
+are rounded to, as there."""
 
 TILE_ROWS = 16
 PIECE = 32
