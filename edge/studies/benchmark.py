@@ -96,9 +96,9 @@ class Speculated:
     off_tokens_per_s: Spread
     tokens_per_s: Spread
     tokens_per_pass: float
-    predicted_tokens_per_s: float | None
-    """For so many tokens and rows per pass; None where a device was not measured."""
     """With guesses; the mean of all answers."""
+    predicted_tokens_per_s: Spread | None
+    """For each answer's tokens and rows per pass; None where a device was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,8 @@ def compare_speculation(
     """
     generator = np.random.default_rng()
     rates: dict[Speculation, list[float]] = {"off": [], speculate: []}
-    passes: list[tuple[float, float]] = []
+    tokens_per_pass: list[float] = []
+    predicted: list[float] = []
     for number in range(options.warm_ups + options.repeats):
         some = generator.integers(model.vocab_size, size=_REPEATED_TOKENS).tolist()
         prompt = (some * options.prompt_tokens)[: options.prompt_tokens]
@@ -295,16 +296,18 @@ def compare_speculation(
                     figures = reply.statistics
                     each = figures.get("tokens_per_pass", 1.0)
                     rows = 1 + figures.get("drafted_tokens", 0) * each / options.new_tokens
-                    passes.append((each, rows))
-    per_pass, rows_per_pass = np.mean(passes, axis=0).tolist()
-    pass_s = proposal.step_s(
-        rows_per_pass, prompt_tokens=options.prompt_tokens, output_tokens=options.new_tokens
-    )
+                    tokens_per_pass.append(each)
+                    pass_s = proposal.step_s(
+                        rows,
+                        prompt_tokens=options.prompt_tokens,
+                        output_tokens=options.new_tokens,
+                    )
+                    predicted += [each / pass_s] if pass_s else []
     return Speculated(
         off_tokens_per_s=Spread.of(rates["off"]),
         tokens_per_s=Spread.of(rates[speculate]),
-        tokens_per_pass=per_pass,
-        predicted_tokens_per_s=per_pass / pass_s if pass_s else None,
+        tokens_per_pass=float(np.mean(tokens_per_pass)),
+        predicted_tokens_per_s=Spread.of(predicted) if predicted else None,
     )
 
 

@@ -93,7 +93,8 @@ def command(
     )
     with open_cluster(peers, options, model=model) as cluster:
         rates = cluster.memory_rates()
-        if len(cluster.peers) > 1:  # a prediction by a first look would say little
+        # A prediction by a first look would say little.
+        if len(cluster.peers) > 1 or speculate != "off":
             cluster.propose(model, options)
         loaded = cluster.load(model, options)
         tell_why_not_predicted(loaded)
@@ -141,7 +142,7 @@ def command(
             click.echo(
                 f"repeating text: {guessed.off_tokens_per_s.p50:.1f} tok/s, and with guesses "
                 f"{guessed.tokens_per_s.p50:.1f} ({guessed.tokens_per_pass:.1f} tokens per pass"
-                + (f", for which {said:.1f} tok/s were predicted)" if said else ")")
+                + (f", for which {said.p50:.1f} tok/s were predicted)" if said else ")")
             )
     if report is not None:
         with report.open("a", encoding="utf-8") as file:
