@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,8 +154,8 @@ def attention(
     # The kernel for masks takes blocks of keys, which codes are unpacked for each time: one row
     # behind 1,000 tokens takes a third longer with it. Windows, caps and sinks have another one.
     takes_blocks = sinks is None and form.window is None and form.soft_cap is None
-    by_own = graph.provider.has_own_attention and _takes_one_token(form, cache, names)
-    has_ways = by_own or (cache.bits == 8 and takes_blocks and not graph.provider.is_webgpu)
+    by_own = graph.provider.has_own_attention and _is_own(form, cache, names)
+    has_ways = cache.bits == 8 and takes_blocks and not by_own and not graph.provider.is_webgpu
     sees_all = _is_one_row(graph, qkv) if has_ways else ""
     if names.sees_all and not among_pictures:
         sees_all = graph.node("Or", sees_all, names.sees_all) if has_ways else names.sees_all
@@ -196,21 +195,19 @@ def attention(
             then_branch=whole.body(seen, *written[1:]), else_branch=causal.body(*plain),
         )  # fmt: skip
         weights: list[str] = []
-    else:
-
-        def own(of: OnnxGraph) -> tuple[str, ...]:
-            return of.nodes(
-                "Attention" if cache.bits is None else "CodeAttention",
-                *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
-                outputs=3, domain=EDGE, heads=num_heads, kv_heads=num_kv_heads, size=padded,
-                turned=form.turned_elements if by_itself else 0,
-                interleaved=int(form.interleaved), scale=int(np.float32(factor).view(np.uint32)),
-            )  # fmt: skip
-
-        output, present_keys, present_values, *weights = _grouped_query(
-            graph, sees_all, own if by_own else None, *head, names.lengths, *rest,
-            outputs=outputs, **attributes,
+    elif by_own:
+        output, present_keys, present_values = graph.nodes(
+            "Attention" if cache.bits is None else "CodeAttention",
+            *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
+            outputs=3, domain=EDGE, heads=num_heads, kv_heads=num_kv_heads, size=padded,
+            turned=form.turned_elements if by_itself else 0,
+            interleaved=int(form.interleaved), scale=int(np.float32(factor).view(np.uint32)),
         )  # fmt: skip
+        weights = []
+    else:
+        output, present_keys, present_values, *weights = _grouped_query(
+            graph, sees_all, *head, names.lengths, *rest, outputs=outputs, **attributes
+        )
     if is_by_nodes:
         caches = present_keys, present_values
         output = _attended(graph, query, caches, names.positions, sinks, form, factor)
@@ -225,13 +222,13 @@ def attention(
     return output, present_keys, present_values
 
 
-def _takes_one_token(form: PackedAttention, cache: CacheNames, names: AttentionNames) -> bool:
+def _is_own(form: PackedAttention, cache: CacheNames, names: AttentionNames) -> bool:
     """Whether the operator of kernels/native knows this form of attention."""
     if form.window is not None or form.soft_cap is not None or names.sees_all:
         return False
-    if form.head_size > _LARGEST_OWN_HEAD or form.num_heads == form.num_kv_heads:
-        return False  # ONNX Runtime's operator is faster where heads share no keys
-    return cache.bits in {None, 8} and not cache.is_windowed
+    if form.head_size > _LARGEST_OWN_HEAD or cache.is_windowed:
+        return False
+    return cache.bits in {None, 8}
 
 
 def _is_one_row(graph: OnnxGraph, qkv: str) -> str:
@@ -248,14 +245,12 @@ def _is_one_row(graph: OnnxGraph, qkv: str) -> str:
 def _grouped_query(
     graph: OnnxGraph,
     sees_all: str,
-    own: Callable[[OnnxGraph], tuple[str, ...]] | None,
     *inputs: str,
     outputs: int,
     **attributes: Any,
 ) -> tuple[str, ...]:
     """GroupQueryAttention. sees_all: bool, whether it is without a causal mask. Of one row, which
-    needs none, the bits are then the same; empty: it always has one. own: makes what computes
-    instead then."""
+    needs none, the bits are then the same; empty: it always has one."""
 
     def node(of: OnnxGraph, **more: Any) -> tuple[str, ...]:
         return of.nodes(
@@ -269,7 +264,7 @@ def _grouped_query(
         "If",
         sees_all,
         outputs=outputs,
-        then_branch=whole.body(*(own(whole) if own else node(whole, causal=0))),
+        then_branch=whole.body(*node(whole, causal=0)),
         else_branch=causal.body(*node(causal)),
     )
 

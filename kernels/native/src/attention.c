@@ -33,6 +33,11 @@ INLINE F8 sums(const F8 x[8]) {
   const F8 b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
   return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
+/* The sums of four vectors, in the same order. */
+INLINE void store_sums(float *at, const F8 x[4]) {
+  const F8 a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+  _mm_storeu_ps(at, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+}
 #elif defined(__aarch64__)
 typedef struct {
   float32x4_t low, high;
@@ -56,6 +61,11 @@ INLINE F8 sums(const F8 x[8]) {
   }
   return (F8){vpaddq_f32(half[0], half[1]), vpaddq_f32(half[2], half[3])};
 }
+INLINE void store_sums(float *at, const F8 x[4]) {
+  float32x4_t half[4];
+  for (int i = 0; i < 4; i++) half[i] = vpaddq_f32(x[i].low, x[i].high);
+  vst1q_f32(at, vpaddq_f32(vpaddq_f32(half[0], half[1]), vpaddq_f32(half[2], half[3])));
+}
 #else
 typedef struct {
   float of[8];
@@ -73,6 +83,9 @@ INLINE float total_of(const float *x) {
   return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 INLINE F8 sums(const F8 x[8]) { EACH(total_of(x[i].of)); }
+INLINE void store_sums(float *at, const F8 x[4]) {
+  for (int i = 0; i < 4; i++) at[i] = total_of(x[i].of);
+}
 #endif
 
 INLINE F8 floats(const void *memory, size_t at, int has_codes) {
@@ -89,15 +102,15 @@ enum { LINE = 64 };
 
 /* What a head asks memory for while it computes, for each eight keys: its share of what is read next. */
 typedef struct {
-  size_t ahead, bytes;
+  size_t ahead, bytes, row;
   int is_first; /* of the heads that share keys */
 } Asking;
 
-INLINE Asking asking_of(size_t head, size_t heads, size_t tile, size_t row) {
+INLINE Asking asking_of(size_t head, size_t heads, size_t tile, size_t row, int is_stream) {
   const size_t share = (8 * row / heads + LINE - 1) / LINE * LINE, first = head * share;
   const size_t left = first < 8 * row ? 8 * row - first : 0;
-  return (Asking){.ahead = tile * row + first, .bytes = share < left ? share : left,
-                  .is_first = !head};
+  return (Asking){.ahead = tile * row + first, .row = row, .is_first = !head,
+                  .bytes = is_stream ? 0 : share < left ? share : left};
 }
 
 /* Without it a key takes twice as long where memory sets the pace. */
@@ -153,13 +166,15 @@ INLINE void add_vectors(const float *weights, const void *values, size_t size, s
 INLINE void add(const float *weights, const void *values, size_t size, size_t count, float *total,
                 Asking asking, int has_codes) {
   const size_t row = size * (has_codes ? 1 : sizeof(float));
-  const size_t strip = asking.is_first ? 8 : count; /* the first head goes in the order of memory */
+  const size_t strip = asking.is_first && asking.bytes ? 8 : count; /* the first head goes in the order of memory */
   for (size_t key = 0; key < count; key += strip) {
     const char *some = (const char *)values + key * row;
     const size_t rows = count - key < strip ? count - key : strip;
     size_t at = 0;
     for (; at + 8 * LANES <= size; at += 8 * LANES)
       add_vectors(weights + key, some, size, rows, total, at, 8, asking, has_codes);
+    for (; at + 4 * LANES <= size; at += 4 * LANES)
+      add_vectors(weights + key, some, size, rows, total, at, 4, asking, has_codes);
     for (; at < size; at += LANES)
       add_vectors(weights + key, some, size, rows, total, at, 1, asking, has_codes);
   }
@@ -204,60 +219,274 @@ INLINE void weigh(float *scores, size_t count, float found[2]) {
   found[0] = most, found[1] = sum(total);
 }
 
+INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+/* Scores of `rows` queries and `count` keys, of which each is read once. */
+INLINE void score_rows(const float *queries, const float *keys, size_t size, size_t rows, size_t count,
+                       float *scores) {
+  F8 x[3][4];
+  for (size_t i = 0; i < rows; i++)
+    for (size_t key = 0; key < count; key++) x[i][key] = all(0);
+  for (size_t at = 0; at < size; at += LANES) {
+    F8 q[3];
+    for (size_t i = 0; i < rows; i++) q[i] = load(queries + i * size + at);
+    for (size_t key = 0; key < count; key++) {
+      const F8 k = load(keys + key * size + at);
+      for (size_t i = 0; i < rows; i++) x[i][key] = add_product(x[i][key], q[i], k);
+    }
+  }
+  for (size_t i = 0; i < rows; i++) {
+    if (count == 4)
+      store_sums(scores + i * PART_KEYS, x[i]);
+    else
+      scores[i * PART_KEYS] = sum(x[i][0]);
+  }
+}
+
+INLINE void score_some(const float *queries, const float *keys, size_t size, size_t rows, size_t count,
+                       float *scores, Asking asking, const char *memory) {
+  size_t key = 0;
+  for (; key + 4 <= count; key += 4) {
+    if (key % 8 == 0) ask(asking, memory + key * asking.row);
+    score_rows(queries, keys + key * size, size, rows, 4, scores + key);
+  }
+  for (; key < count; key++) score_rows(queries, keys + key * size, size, rows, 1, scores + key);
+}
+
+/* Adds values, each times its weight for each of `rows` queries. */
+INLINE void add_rows(const float *weights, const float *values, size_t size, size_t rows, size_t count,
+                     float *totals, size_t at, size_t vectors, Asking asking, const char *memory) {
+  F8 x[3][4];
+  for (size_t i = 0; i < rows; i++)
+    for (size_t j = 0; j < vectors; j++) x[i][j] = load(totals + i * (2 + size) + at + j * LANES);
+  for (size_t key = 0; key < count; key++) {
+    if (!at && key % 8 == 0) ask(asking, memory + key * asking.row);
+    F8 weight[3];
+    for (size_t i = 0; i < rows; i++) weight[i] = all(weights[i * PART_KEYS + key]);
+    for (size_t j = 0; j < vectors; j++) {
+      const F8 value = load(values + key * size + at + j * LANES);
+      for (size_t i = 0; i < rows; i++) x[i][j] = add_product(x[i][j], weight[i], value);
+    }
+  }
+  for (size_t i = 0; i < rows; i++)
+    for (size_t j = 0; j < vectors; j++) store(totals + i * (2 + size) + at + j * LANES, x[i][j]);
+}
+
+INLINE void add_some(const float *weights, const float *values, size_t size, size_t rows, size_t count,
+                     float *totals, Asking asking, const char *memory) {
+  size_t at = 0;
+  for (; at + 4 * LANES <= size; at += 4 * LANES)
+    add_rows(weights, values, size, rows, count, totals, at, 4, asking, memory);
+  for (; at < size; at += LANES)
+    add_rows(weights, values, size, rows, count, totals, at, 1, asking, memory);
+}
+
 static size_t sharing(const Attending *work) { return work->form->heads / work->form->kv_heads; }
 
-static size_t heads_of_group(const Attending *work, size_t group) {
-  const size_t left = sharing(work) - group * MOST_SHARING;
-  return left < MOST_SHARING ? left : MOST_SHARING;
+/* Queries of a key head, which are those of a row behind those of the row before it. */
+static size_t queries(const Attending *work) { return work->rows * sharing(work); }
+
+/* What one query has found: [0] the largest score, [1] the sum of weights, [2:] the sum of values. */
+static size_t found_size(const Attending *work) { return 2 + work->form->size; }
+
+/* Some queries of a key head, which attend to a part of its keys. */
+typedef struct {
+  const Attending *work;
+  size_t kv, first, count; /* the key head of a request; queries */
+} Block;
+
+static Block block_of_part(const Attending *work, size_t number) {
+  const size_t first = number % work->blocks * MOST_QUERIES;
+  return (Block){.work = work, .kv = number / work->blocks, .first = first,
+                 .count = least(queries(work) - first, MOST_QUERIES)};
 }
 
-/* Heads of a group, of which the last one may have fewer. */
-static size_t most_heads(const Attending *work) {
-  return sharing(work) < MOST_SHARING ? sharing(work) : MOST_SHARING;
+/* How many keys the block's query sees. */
+static size_t seen(const Block *block, size_t query) {
+  const Attending *work = block->work;
+  const size_t row = (block->first + query) / sharing(work);
+  return (size_t)work->last[block->kv / work->form->kv_heads] + 2 + row - work->rows;
 }
 
-static float *found_of(const Attending *work, size_t part, size_t head) {
-  return work->found + (part * most_heads(work) + head) * (2 + work->form->size);
+static const float *queries_of(const Block *block) {
+  const Attending *work = block->work;
+  return work->turned + (block->kv * queries(work) + block->first) * work->form->size;
 }
 
-INLINE void attend_to(const Attending *work, size_t part, int has_codes) {
-  const Form *form = work->form;
-  const size_t size = form->size, chunk = part % work->chunks, rest = part / work->chunks;
-  const size_t group = rest % work->groups, kv = rest / work->groups;
-  const size_t request = kv / form->kv_heads, first = chunk * PART_KEYS;
-  const size_t keys = (size_t)work->last[request] + 1;
-  if (first >= keys) return;
-  const size_t count = keys - first < PART_KEYS ? keys - first : PART_KEYS;
-  const size_t heads = heads_of_group(work, group), row = size * (has_codes ? 1 : sizeof(float));
-  const size_t begin = (kv * work->context + first) * row, tile = TILE_BYTES / row / 8 * 8 + 8;
-  const char *own_keys = (const char *)work->keys + begin;
-  const char *own_values = (const char *)work->values + begin;
-  const float *query = work->turned + (kv * sharing(work) + group * MOST_SHARING) * size;
-  float scores[MOST_SHARING][PART_KEYS];
-  for (size_t key = 0; key < count; key += tile) {
-    const size_t some = count - key < tile ? count - key : tile;
-    for (size_t head = 0; head < heads; head++)
-      score(query + head * size, own_keys + key * row, size, some, scores[head] + key,
-            asking_of(head, heads, tile, row), has_codes);
-  }
-  for (size_t head = 0; head < heads; head++) {
-    float *found = found_of(work, part, head);
-    weigh(scores[head], count, found);
-    memset(found + 2, 0, size * sizeof *found);
-  }
-  for (size_t key = 0; key < count; key += tile) {
-    const size_t some = count - key < tile ? count - key : tile;
-    for (size_t head = 0; head < heads; head++)
-      add(scores[head] + key, own_values + key * row, size, some, found_of(work, part, head) + 2,
-          asking_of(head, heads, tile, row), has_codes);
-  }
+/* Floats of a cache, or its codes as floats. */
+INLINE const float *as_floats(const char *memory, size_t count, float *room, int has_codes) {
+  if (!has_codes) return (const float *)(const void *)memory;
+  for (size_t i = 0; i < count; i += LANES) store(room + i, load_codes((const int8_t *)memory + i));
+  return room;
 }
 
-void attend(void *work, size_t part) {
-  if (((const Attending *)work)->form->has_codes)
-    attend_to(work, part, 1);
+/* Scores of queries, of which up to three share what is read of a key. */
+INLINE void score_queries(const float *queries, size_t count, const float *keys, size_t size,
+                          size_t some, float *scores, Asking asking, const char *memory) {
+  if (count == 3)
+    score_some(queries, keys, size, 3, some, scores, asking, memory);
+  else if (count == 2)
+    score_some(queries, keys, size, 2, some, scores, asking, memory);
   else
-    attend_to(work, part, 0);
+    score_some(queries, keys, size, 1, some, scores, asking, memory);
+}
+
+INLINE void add_queries(const float *weights, size_t count, const float *values, size_t size,
+                        size_t some, float *totals, Asking asking, const char *memory) {
+  if (count == 3)
+    add_some(weights, values, size, 3, some, totals, asking, memory);
+  else if (count == 2)
+    add_some(weights, values, size, 2, some, totals, asking, memory);
+  else
+    add_some(weights, values, size, 1, some, totals, asking, memory);
+}
+
+/* Several rows. keys, values: the part's. */
+INLINE void attend_rows(const Block *block, const char *keys, const char *values, size_t first,
+                        size_t count, float *found, int has_codes) {
+  const Attending *work = block->work;
+  const size_t size = work->form->size, row = size * (has_codes ? 1 : sizeof(float));
+  const size_t tile = TILE_BYTES / (size * sizeof(float)) / 8 * 8 + 8, own = found_size(work);
+  const size_t groups = (block->count + 2) / 3;
+  const float *queries = queries_of(block);
+  float scores[MOST_QUERIES][PART_KEYS], room[TILE_BYTES / sizeof(float) + 8 * MOST_SIZE];
+  size_t counts[MOST_QUERIES];
+  for (size_t key = 0; key < count; key += tile) {
+    const size_t some = least(count - key, tile);
+    const char *memory = keys + key * row;
+    const float *of = as_floats(memory, some * size, room, has_codes);
+    for (size_t i = 0; i < block->count; i += 3)
+      score_queries(queries + i * size, least(block->count - i, 3), of, size, some, scores[i] + key,
+                    asking_of(i / 3, groups, tile, row, 0), memory);
+  }
+  for (size_t i = 0; i < block->count; i++) {
+    const size_t of_row = seen(block, i);
+    counts[i] = of_row > first ? least(of_row - first, count) : 0;
+    memset(found + i * own, 0, own * sizeof *found);
+    if (counts[i]) weigh(scores[i], counts[i], found + i * own);
+  }
+  for (size_t key = 0; key < count; key += tile) {
+    const size_t some = least(count - key, tile);
+    const char *memory = values + key * row;
+    const float *of = as_floats(memory, some * size, room, has_codes);
+    for (size_t i = 0; i < block->count; i += 3) {
+      const Asking asking = asking_of(i / 3, groups, tile, row, 0);
+      const size_t rows = least(block->count - i, 3);
+      const size_t all_see = counts[i] > key ? least(counts[i] - key, some) : 0;
+      add_queries(scores[i] + key, rows, of, size, all_see, found + i * own + 2, asking, memory);
+      for (size_t j = i; j < i + rows; j++) { /* later rows see more */
+        const size_t sees = counts[j] > key ? least(counts[j] - key, some) : 0;
+        if (all_see < sees)
+          add_queries(scores[j] + key + all_see, 1, of + all_see * size, size, sees - all_see,
+                      found + j * own + 2, asking, memory);
+      }
+    }
+  }
+}
+
+/* One row: it takes as long as memory. */
+INLINE void attend_row(const Block *block, const char *keys, const char *values, size_t count,
+                       float *found, int has_codes) {
+  const Attending *work = block->work;
+  const int is_stream = block->count == 1 && !has_codes; /* which processors read ahead themselves */
+  const size_t size = work->form->size, row = size * (has_codes ? 1 : sizeof(float));
+  const size_t tile = TILE_BYTES / row / 8 * 8 + 8, own = found_size(work);
+  const float *queries = queries_of(block);
+  float scores[MOST_QUERIES][PART_KEYS];
+  for (size_t key = 0; key < count; key += tile)
+    for (size_t head = 0; head < block->count; head++)
+      score(queries + head * size, keys + key * row, size, least(count - key, tile),
+            scores[head] + key, asking_of(head, block->count, tile, row, is_stream), has_codes);
+  for (size_t head = 0; head < block->count; head++) {
+    weigh(scores[head], count, found + head * own);
+    memset(found + head * own + 2, 0, size * sizeof *found);
+  }
+  for (size_t key = 0; key < count; key += tile)
+    for (size_t head = 0; head < block->count; head++)
+      add(scores[head] + key, values + key * row, size, least(count - key, tile),
+          found + head * own + 2, asking_of(head, block->count, tile, row, is_stream), has_codes);
+}
+
+/* Adds what a query found in a part to what it found in those before. */
+static void fold(float *total, const float *found, size_t size) {
+  const float most = found[0] > total[0] ? found[0] : total[0];
+  const float before = exponential(total[0] - most), weight = exponential(found[0] - most);
+  total[0] = most;
+  for (size_t i = 1; i < 2 + size; i++)
+    total[i] = __builtin_fmaf(weight, found[i], before * total[i]);
+}
+
+static void begin_fold(const Block *block, size_t query, float *total) {
+  const Attending *work = block->work;
+  const size_t row_head = (block->first + query) % sharing(work);
+  const size_t head = block->kv % work->form->kv_heads * sharing(work) + row_head;
+  memset(total, 0, found_size(work) * sizeof *total);
+  total[0] = work->sinks ? work->sinks[head] : -INFINITY;
+  total[1] = work->sinks != NULL;
+}
+
+static void end_fold(const Block *block, size_t query, const float *total) {
+  const Attending *work = block->work;
+  const Form *form = work->form;
+  const size_t size = form->size, number = block->first + query, kv = block->kv % form->kv_heads;
+  const size_t row = block->kv / form->kv_heads * work->rows + number / sharing(work);
+  float *output = work->output;
+  output += (row * form->heads + kv * sharing(work) + number % sharing(work)) * size;
+  for (size_t i = 0; i < size; i++) {
+    output[i] = total[2 + i] / total[1];
+    if (form->has_codes) output[i] *= work->value_scales[kv * size + i];
+  }
+}
+
+INLINE void attend_to(const Block *block, size_t chunk, float *found, int has_codes) {
+  const Attending *work = block->work;
+  const size_t first = chunk * PART_KEYS, row = work->form->size * (has_codes ? 1 : sizeof(float));
+  const size_t begin = (block->kv * work->context + first) * row;
+  const size_t count = least(seen(block, block->count - 1) - first, PART_KEYS);
+  const char *keys = (const char *)work->keys + begin, *values = (const char *)work->values + begin;
+  if (work->rows == 1)
+    attend_row(block, keys, values, count, found, has_codes);
+  else
+    attend_rows(block, keys, values, first, count, found, has_codes);
+}
+
+static void attend_chunk(const Block *block, size_t chunk, float *found) {
+  if (block->work->form->has_codes)
+    attend_to(block, chunk, found, 1);
+  else
+    attend_to(block, chunk, found, 0);
+}
+
+/* The block's parts of keys. */
+static size_t chunks_of(const Block *block) {
+  return (seen(block, block->count - 1) + PART_KEYS - 1) / PART_KEYS;
+}
+
+static float *found_of(const Attending *work, size_t block, size_t chunk) {
+  const size_t most = least(queries(work), MOST_QUERIES);
+  return work->found + (block * work->chunks + chunk) * most * found_size(work);
+}
+
+void attend(void *data, size_t part) {
+  const Attending *work = data;
+  const size_t size = work->form->size, own = found_size(work);
+  if (work->is_divided) {
+    const Block block = block_of_part(work, part / work->chunks);
+    const size_t chunk = part % work->chunks;
+    if (chunk < chunks_of(&block))
+      attend_chunk(&block, chunk, found_of(work, part / work->chunks, chunk));
+    return;
+  }
+  const Block block = block_of_part(work, part);
+  const size_t chunks = chunks_of(&block);
+  float totals[MOST_QUERIES * (2 + MOST_SIZE)], found[MOST_QUERIES * (2 + MOST_SIZE)];
+  for (size_t i = 0; i < block.count; i++) begin_fold(&block, i, totals + i * own);
+  for (size_t chunk = 0; chunk < chunks; chunk++) {
+    attend_chunk(&block, chunk, found);
+    for (size_t i = 0; i < block.count; i++)
+      if (seen(&block, i) > chunk * PART_KEYS) fold(totals + i * own, found + i * own, size);
+  }
+  for (size_t i = 0; i < block.count; i++) end_fold(&block, i, totals + i * own);
 }
 
 /* Turns the first elements of a head by the angles of a position. */
@@ -277,10 +506,10 @@ static int8_t code(float x, float scale) {
   return (int8_t)(found > 127 ? 127 : found > -128 ? found : -128);
 }
 
-static void append(const Attending *work, size_t request, size_t kv, const float *key,
-                   const float *value) {
-  const size_t size = work->form->size, last = (size_t)work->last[request];
-  const size_t at = ((request * work->form->kv_heads + kv) * work->context + last) * size;
+static void append(const Attending *work, size_t request, size_t kv, size_t position,
+                   const float *key, const float *value) {
+  const size_t size = work->form->size;
+  const size_t at = ((request * work->form->kv_heads + kv) * work->context + position) * size;
   if (!work->form->has_codes) {
     memcpy((float *)work->keys + at, key, size * sizeof *key);
     memcpy((float *)work->values + at, value, size * sizeof *value);
@@ -292,33 +521,35 @@ static void append(const Attending *work, size_t request, size_t kv, const float
   }
 }
 
-static void begin_request(const Attending *work, size_t request) {
+void prepare_row(void *data, size_t number) {
+  const Attending *work = data;
   const Form *form = work->form;
   const size_t size = form->size, all_heads = form->heads + 2 * form->kv_heads;
+  const size_t request = number / work->rows, row = number % work->rows;
   const size_t step = form->is_packed ? all_heads * size : form->heads * size;
-  const float *query = work->query + request * step;
+  const float *query = work->query + number * step;
   const float *key = form->is_packed ? query + form->heads * size
-                                     : work->key + request * form->kv_heads * size;
+                                     : work->key + number * form->kv_heads * size;
   const float *value = form->is_packed ? key + form->kv_heads * size
-                                       : work->value + request * form->kv_heads * size;
-  const size_t position = work->turns ? (size_t)work->turns[request] : (size_t)work->last[request];
-  const float *cos = work->cos + position * (form->turned / 2);
-  const float *sin = work->sin + position * (form->turned / 2);
-  float *scaled = work->turned + request * form->heads * size;
-  memcpy(scaled, query, form->heads * size * sizeof *query);
-  for (size_t head = 0; head < form->heads; head++) {
-    const size_t kv = head / sharing(work);
-    float *own = scaled + head * size;
-    if (form->turned) turn(form, own, cos, sin);
-    for (size_t i = 0; i < size; i++) own[i] *= form->scale;
-    if (form->has_codes)
-      for (size_t i = 0; i < size; i++) own[i] *= work->key_scales[kv * size + i];
-  }
+                                       : work->value + number * form->kv_heads * size;
+  const size_t position = (size_t)work->last[request] + 1 + row - work->rows;
+  const size_t turns = work->turns ? (size_t)work->turns[number] : position;
+  const float *cos = work->cos + turns * (form->turned / 2);
+  const float *sin = work->sin + turns * (form->turned / 2);
   for (size_t kv = 0; kv < form->kv_heads; kv++) {
     float turned[MOST_SIZE];
+    float *own = work->turned;
+    own += ((request * form->kv_heads + kv) * queries(work) + row * sharing(work)) * size;
+    memcpy(own, query + kv * sharing(work) * size, sharing(work) * size * sizeof *own);
+    for (size_t head = 0; head < sharing(work); head++, own += size) {
+      if (form->turned) turn(form, own, cos, sin);
+      for (size_t i = 0; i < size; i++) own[i] *= form->scale;
+      if (form->has_codes)
+        for (size_t i = 0; i < size; i++) own[i] *= work->key_scales[kv * size + i];
+    }
     memcpy(turned, key + kv * size, size * sizeof *key);
     if (form->turned) turn(form, turned, cos, sin);
-    append(work, request, kv, turned, value + kv * size);
+    append(work, request, kv, position, turned, value + kv * size);
   }
 }
 
@@ -327,48 +558,32 @@ int begin_attention(Attending *work) {
   size_t most = 0;
   for (size_t i = 0; i < work->batch; i++)
     most = (size_t)work->last[i] + 1 > most ? (size_t)work->last[i] + 1 : most;
-  work->groups = (sharing(work) + MOST_SHARING - 1) / MOST_SHARING;
+  work->blocks = (queries(work) + MOST_QUERIES - 1) / MOST_QUERIES;
   work->chunks = (most + PART_KEYS - 1) / PART_KEYS;
-  work->parts = work->batch * form->kv_heads * work->groups * work->chunks;
-  const size_t queries = work->batch * form->heads * form->size;
-  const size_t found = work->parts * most_heads(work) * (2 + form->size);
-  work->memory = aligned((queries + found) * sizeof(float));
+  work->parts = work->batch * form->kv_heads * work->blocks;
+  work->is_divided = work->parts < ENOUGH_PARTS && work->chunks > 1;
+  if (work->is_divided) work->parts *= work->chunks;
+  const size_t turned = work->batch * form->kv_heads * queries(work) * form->size;
+  const size_t each = least(queries(work), MOST_QUERIES) * found_size(work);
+  const size_t found = work->is_divided ? work->parts * each : 0;
+  work->memory = aligned((turned + found) * sizeof(float));
   if (!work->memory) return 0;
   work->turned = work->memory;
-  work->found = work->turned + queries;
-  for (size_t i = 0; i < work->batch; i++) begin_request(work, i);
+  work->found = work->turned + turned;
   return 1;
 }
 
-static void merge_head(const Attending *work, size_t kv, size_t number) {
-  const Form *form = work->form;
-  const size_t size = form->size, request = kv / form->kv_heads;
-  const size_t group = number / MOST_SHARING, own = number % MOST_SHARING;
-  const size_t head = kv % form->kv_heads * sharing(work) + number;
-  const size_t chunks = (size_t)work->last[request] / PART_KEYS + 1;
-  const size_t part = (kv * work->groups + group) * work->chunks;
-  float *output = work->output + (request * form->heads + head) * size;
-  float most = work->sinks ? work->sinks[head] : -INFINITY;
-  for (size_t i = 0; i < chunks; i++) {
-    const float found = found_of(work, part + i, own)[0];
-    most = found > most ? found : most;
+void end_attention(Attending *work) {
+  const size_t own = found_size(work), blocks = work->is_divided ? work->parts / work->chunks : 0;
+  float total[2 + MOST_SIZE];
+  for (size_t number = 0; number < blocks; number++) {
+    const Block block = block_of_part(work, number);
+    for (size_t i = 0; i < block.count; i++) {
+      begin_fold(&block, i, total);
+      for (size_t chunk = 0; chunk * PART_KEYS < seen(&block, i); chunk++)
+        fold(total, found_of(work, number, chunk) + i * own, work->form->size);
+      end_fold(&block, i, total);
+    }
   }
-  float total = work->sinks ? exponential(work->sinks[head] - most) : 0;
-  memset(output, 0, size * sizeof *output);
-  for (size_t i = 0; i < chunks; i++) {
-    const float *found = found_of(work, part + i, own), weight = exponential(found[0] - most);
-    total = __builtin_fmaf(weight, found[1], total);
-    for (size_t at = 0; at < size; at++)
-      output[at] = __builtin_fmaf(weight, found[2 + at], output[at]);
-  }
-  for (size_t at = 0; at < size; at++) output[at] /= total;
-  if (form->has_codes)
-    for (size_t at = 0; at < size; at++)
-      output[at] *= work->value_scales[kv % form->kv_heads * size + at];
-}
-
-void merge_parts(Attending *work) {
-  for (size_t kv = 0; kv < work->batch * work->form->kv_heads; kv++)
-    for (size_t head = 0; head < sharing(work); head++) merge_head(work, kv, head);
   release(work->memory);
 }

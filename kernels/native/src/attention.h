@@ -1,4 +1,4 @@
-/* Attention of one token of each request to its keys and values. */
+/* Attention of new tokens of each request to its keys and values, and to those of their own before them. */
 #ifndef EDGE_ATTENTION_H
 #define EDGE_ATTENTION_H
 
@@ -7,8 +7,9 @@
 
 enum {
   MOST_SIZE = 512,   /* elements of a head, which are a multiple of 8 */
-  MOST_SHARING = 8,  /* heads of a part, which share keys and values */
+  MOST_QUERIES = 24, /* of a block, which share keys and values: heads of rows */
   PART_KEYS = 512,   /* keys of a part: where they are summed up does not depend on threads */
+  ENOUGH_PARTS = 32, /* with fewer, parts of a block's keys are computed apart */
 };
 
 typedef struct {
@@ -21,28 +22,29 @@ typedef struct {
 /* What the parts share. The caller fills in what stands first. */
 typedef struct {
   const Form *form;
-  size_t batch, context;           /* rows of a cache */
-  const float *query, *key, *value; /* [batch, heads · size]; all of a request, if they are packed */
+  size_t batch, rows, context;     /* requests, new tokens of each, rows of a cache */
+  const float *query, *key, *value; /* [batch, rows, heads · size]; all of a row, if they are packed */
   void *keys, *values;             /* [batch, kv_heads, context, size]: float, or int8 */
-  const int32_t *last;             /* [batch]: the number of the new key */
+  const int32_t *last;             /* [batch]: the number of the newest key */
   const float *cos, *sin;          /* [positions, turned / 2] */
-  const int64_t *turns;            /* [batch]: rows of these; NULL: the new keys' numbers */
+  const int64_t *turns;            /* [batch, rows]: rows of these; NULL: the new keys' numbers */
   const float *sinks;              /* [heads], or NULL */
   const float *key_scales, *value_scales; /* [kv_heads, size] of codes */
-  float *output;                   /* [batch, heads · size] */
+  float *output;                   /* [batch, rows, heads · size] */
 
   void *memory;
-  float *turned;                   /* [batch, heads, size]: the query, scaled */
-  float *found;                    /* [parts, heads of a group, 2 + size]: largest score, sum of weights,
-                                      sum of values */
-  size_t groups, chunks, parts;    /* of a key head; of a group; of all */
+  float *turned;                   /* [batch, kv_heads, rows, heads of a key head, size]: scaled queries */
+  float *found;                    /* [blocks of all, chunks, queries of a block, 2 + size] */
+  int is_divided;                  /* whether each chunk of a block is a part */
+  size_t blocks, chunks, parts;    /* of a key head; of a block; of all */
 } Attending;
 
-/* Appends the new keys and values. 0: there is no memory. Then all parts attend, and then `merge` puts
- * them together and frees. */
+/* 0: there is no memory. Then all batch · rows rows are prepared, which appends the new keys and values;
+ * then all parts attend; then `end_attention` puts them together and frees. */
 int begin_attention(Attending *work);
+void prepare_row(void *work, size_t row);
 void attend(void *work, size_t part);
-void merge_parts(Attending *work);
+void end_attention(Attending *work);
 
 struct Operator;
 const struct Operator *operator_of_attention(int has_codes);

@@ -1,11 +1,11 @@
-/* The operators `Attention` and `CodeAttention` of ONNX Runtime's graphs: one token of each request
- * attends to the keys and values of all tokens so far, after its own were appended. Inputs, of which
+/* The operators `Attention` and `CodeAttention` of ONNX Runtime's graphs: new tokens of each request
+ * attend to the keys and values of all tokens up to them, after their own were appended. Inputs, of which
  * those that may be missing stand in brackets:
- *   query [batch, 1, heads * size], or with keys and values behind it, [key], [value], keys, values
+ *   query [batch, rows, heads * size], or with keys and values behind it, [key], [value], keys, values
  *   [batch, kv_heads, context, size] (float; int8 of CodeAttention), last int32 [batch] (the number of
- *   the new key), [cos], [sin] [positions, turned / 2], [turns] int64 [batch, 1] (rows of these), [sinks]
- *   [heads], [key scales], [value scales] [kv_heads, size].
- * Outputs: [batch, 1, heads * size], keys and values, which are meant to be the inputs' memory.
+ *   the newest key), [cos], [sin] [positions, turned / 2], [turns] int64 [batch, rows] (rows of these),
+ *   [sinks] [heads], [key scales], [value scales] [kv_heads, size].
+ * Outputs: [batch, rows, heads * size], keys and values, which are meant to be the inputs' memory.
  * Attributes: heads, kv_heads, size, turned (elements), interleaved (0 or 1), scale (the bits of a
  * float32).
  */
@@ -17,6 +17,7 @@
 
 enum { QUERY, KEY, VALUE, KEYS, VALUES, LAST, COS, SIN, TURNS, SINKS, KEY_SCALES, VALUE_SCALES, INPUTS };
 static const int64_t LARGEST = 1 << 20; /* of heads: no size overflows */
+enum { FEW_ROWS = 8 /* which one thread prepares sooner */ };
 
 typedef struct {
   const Api *api;
@@ -95,18 +96,20 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
   if (!inputs[QUERY].data || !keys->data || !inputs[VALUES].data || !last->data || keys->rank != 4)
     return "an attention without keys";
   work->batch = (size_t)keys->sizes[0], work->context = (size_t)keys->sizes[2];
+  work->rows = inputs[QUERY].rank == 3 ? (size_t)inputs[QUERY].sizes[1] : 0;
+  const size_t new = work->batch * work->rows;
   const size_t tokens = form->is_packed ? form->heads * form->size + 2 * of_heads
                                         : form->heads * form->size;
   if ((size_t)keys->sizes[1] != form->kv_heads || (size_t)keys->sizes[3] != form->size ||
       inputs[VALUES].count != keys->count || last->count != work->batch ||
-      inputs[QUERY].count != work->batch * tokens)
+      (work->batch && !work->rows) || inputs[QUERY].count != new * tokens)
     return "an attention of other sizes";
-  if (!form->is_packed && (inputs[KEY].count != work->batch * of_heads ||
-                           inputs[VALUE].count != work->batch * of_heads))
+  if (!form->is_packed && (inputs[KEY].count != new * of_heads ||
+                           inputs[VALUE].count != new * of_heads))
     return "keys of other sizes";
   if (form->turned && (!inputs[COS].data || inputs[SIN].count != inputs[COS].count))
     return "no angles";
-  if (inputs[TURNS].value && inputs[TURNS].count != work->batch) return "turns of other requests";
+  if (inputs[TURNS].value && inputs[TURNS].count != new) return "turns of other requests";
   if (inputs[SINKS].value && inputs[SINKS].count != form->heads) return "sinks of other heads";
   if (form->has_codes &&
       (inputs[KEY_SCALES].count != of_heads || inputs[VALUE_SCALES].count != of_heads))
@@ -114,8 +117,12 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
   for (size_t i = 0; i < work->batch; i++) {
     const int32_t at = ((const int32_t *)last->data)[i];
     if (at < 0 || (size_t)at >= work->context) return "a key behind the end";
-    const int64_t turn = inputs[TURNS].data ? ((const int64_t *)inputs[TURNS].data)[i] : at;
-    if (half && (turn < 0 || (size_t)turn >= inputs[COS].count / half)) return "no such angle";
+    if ((size_t)at + 1 < work->rows) return "keys before the first";
+    if (half && !inputs[TURNS].data && (size_t)at >= inputs[COS].count / half) return "no such angle";
+  }
+  for (size_t i = 0; half && inputs[TURNS].data && i < new; i++) {
+    const int64_t turn = ((const int64_t *)inputs[TURNS].data)[i];
+    if (turn < 0 || (size_t)turn >= inputs[COS].count / half) return "no such angle";
   }
   return NULL;
 }
@@ -154,7 +161,8 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
   const char *wrong = fault(&form, inputs, &work);
   if (wrong) return ORT_STATUS(api, ORT_INVALID_ARGUMENT, wrong);
   const size_t element = form.has_codes ? 1 : sizeof(float);
-  const int64_t sizes[] = {(int64_t)work.batch, 1, (int64_t)(form.heads * form.size)};
+  const int64_t sizes[] = {(int64_t)work.batch, (int64_t)work.rows,
+                           (int64_t)(form.heads * form.size)};
   Value *output = NULL;
   error = ORT_OUTPUT(api, context, 0, sizes, 3, &output);
   if (!error) error = ORT_DATA(api, output, (void **)&work.output);
@@ -162,8 +170,13 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
   if (!error) error = present(api, context, 2, inputs + VALUES, element, &work.values);
   if (error || !work.batch) return error;
   if (!begin_attention(&work)) return ORT_STATUS(api, ORT_FAIL, "no memory for attention");
-  error = ORT_PARALLEL(api, context, attend, work.parts, 0, &work);
-  merge_parts(&work);
+  const size_t rows = work.batch * work.rows;
+  if (rows < FEW_ROWS)
+    for (size_t row = 0; row < rows; row++) prepare_row(&work, row);
+  else
+    error = ORT_PARALLEL(api, context, prepare_row, rows, 0, &work);
+  if (!error) error = ORT_PARALLEL(api, context, attend, work.parts, 0, &work);
+  end_attention(&work);
   return error;
 }
 

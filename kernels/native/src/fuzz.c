@@ -38,8 +38,9 @@ static void round_some(int type) {
 }
 
 int plain_begin(Attending *);
+void plain_prepare(void *, size_t);
 void plain_attend(void *, size_t);
-void plain_merge(Attending *);
+void plain_end(Attending *);
 
 static float *any_floats(size_t count, float most) {
   float *found = malloc(count * sizeof *found);
@@ -53,26 +54,28 @@ static float *any_floats(size_t count, float most) {
 
 /* Attention in buffers of the exact sizes, by the kernels of this processor and by plain ones. */
 static int attend_some(void) {
-  static const int64_t no_turns[8];
+  static const int64_t no_turns[80];
   const float most = next() % 2 ? 0 : 4; /* 0: any bits */
   Form form = {.kv_heads = 1 + next() % 3, .size = 8 * (1 + next() % 20), .scale = 0.2f};
   form.heads = form.kv_heads * (1 + next() % 11);
   form.turned = next() % 2 ? form.size : 0;
   form.interleaved = next() % 2, form.has_codes = next() % 2, form.is_packed = next() % 2;
   const size_t batch = 1 + next() % 2, context = 1 + next() % 1200, half = form.turned / 2;
+  const size_t most_rows = context < 40 ? context : 40, rows = next() % 2 ? 1 : 1 + next() % most_rows;
   const size_t shared = form.kv_heads * form.size, query = form.heads * form.size;
   const size_t cache = batch * shared * context * (form.has_codes ? 1 : sizeof(float));
   const size_t columns = query + (form.is_packed ? 2 * shared : 0);
   const uint32_t has_sinks = next() % 2;
   int32_t last[2];
-  for (size_t i = 0; i < batch; i++) last[i] = (int32_t)(next() % context);
+  for (size_t i = 0; i < batch; i++) last[i] = (int32_t)(rows - 1 + next() % (context + 1 - rows));
   float *floats[] = {
-      any_floats(batch * columns, most), any_floats(batch * shared, most),
-      any_floats(batch * shared, most),  any_floats(context * half, 1),
-      any_floats(context * half, 1),     any_floats(form.heads, most),
-      any_floats(shared, 1),             any_floats(shared, 1),
+      any_floats(batch * rows * columns, most), any_floats(batch * rows * shared, most),
+      any_floats(batch * rows * shared, most),  any_floats(context * half, 1),
+      any_floats(context * half, 1),            any_floats(form.heads, most),
+      any_floats(shared, 1),                    any_floats(shared, 1),
   };
-  float *output[2] = {malloc(batch * query * sizeof(float)), malloc(batch * query * sizeof(float))};
+  float *output[2];
+  for (int i = 0; i < 2; i++) output[i] = malloc(batch * rows * query * sizeof(float));
   void *caches[4];
   for (int i = 0; i < 4; i += 2) {
     caches[i] = any_floats((cache + 3) / 4, most);
@@ -81,20 +84,22 @@ static int attend_some(void) {
   }
   for (int plain = 0; plain < 2; plain++) {
     Attending work = {
-        .form = &form, .batch = batch, .context = context, .query = floats[0], .key = floats[1],
+        .form = &form, .batch = batch, .rows = rows, .context = context, .query = floats[0], .key = floats[1],
         .value = floats[2], .keys = caches[plain], .values = caches[2 + plain], .last = last,
         .cos = floats[3], .sin = floats[4], .turns = context > 8 ? NULL : no_turns,
         .sinks = has_sinks ? floats[5] : NULL, .key_scales = floats[6], .value_scales = floats[7],
         .output = output[plain],
     };
     if (!(plain ? plain_begin : begin_attention)(&work)) return 0;
+    for (size_t row = 0; row < batch * rows; row++)
+      (plain ? plain_prepare : prepare_row)(&work, row);
     for (size_t part = 0; part < work.parts; part++) (plain ? plain_attend : attend)(&work, part);
-    (plain ? plain_merge : merge_parts)(&work);
+    (plain ? plain_end : end_attention)(&work);
   }
   /* NaN may have other bits in the cache. */
   int same = most == 0 || (!memcmp(caches[0], caches[1], cache) &&
                            !memcmp(caches[2], caches[3], cache));
-  for (size_t i = 0; i < batch * query; i++)
+  for (size_t i = 0; i < batch * rows * query; i++)
     same &= !memcmp(output[0] + i, output[1] + i, sizeof(float)) ||
             (isnan(output[0][i]) && isnan(output[1][i]));
   for (int i = 0; i < 8; i++) free(floats[i]);
