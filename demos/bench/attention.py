@@ -1,4 +1,4 @@
-"""Attention of one token: by the operator of kernels/native, and by ONNX Runtime's."""
+"""Attention of new tokens: by the operator of kernels/native, and by ONNX Runtime's."""
 
 from __future__ import annotations
 
@@ -21,37 +21,49 @@ from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.onnx_graph import CPU, OnnxGraph
 
-_HEADS = {"SmolLM2 135M": (9, 3, 64), "W": (32, 4, 64), "Llama 3 8B": (32, 8, 128)}
+_HEADS = {
+    "SmolLM2 135M": (9, 3, 64),
+    "W": (32, 4, 64),
+    "Llama 3 8B": (32, 8, 128),
+    "Phi-3 mini": (32, 32, 96),
+}
 """Heads of queries and of keys, and the elements of one."""
 _BITS = {"float32": None, "int8": 8}
 _LAYERS_BYTES = 96 << 20
 """Bytes of layers that take turns: more than the processor's caches have room for."""
-_LEAST_RUNS = 20
+_LEAST_S = 0.2
 
 _OWN, _OTHER = "own", "ONNX Runtime's"
 
 
 @case.case(
-    "how long attention of one token takes",
+    "how long attention takes",
     case.number("--threads", 1),
+    click.option(
+        "--rows", multiple=True, type=click.IntRange(1), default=(1, 8, 256), show_default=True
+    ),
     click.option(
         "--behind",
         multiple=True,
         type=click.IntRange(1),
-        default=(400, 4000, 16_000),
+        default=(400, 4000),
         show_default=True,
     ),
     case.rounds(7),
 )
 def own_attention(given: Given) -> Iterator[Found]:
-    """One layer's attention of a token that is alone in its step, behind so many tokens."""
+    """One layer's attention of so many new tokens of a request, behind so many others."""
     if block_kernels.library() is None:
         raise click.UsageError("kernels/native is not installed")
     for model, heads in _HEADS.items():
         for kind, bits in _BITS.items():
             sides: dict[str, list[tuple[str, Callable[[], float]]]] = {
                 name: [
-                    (f"behind {tokens}", _layers(heads, bits, tokens, given.threads, is_own=is_own))
+                    (
+                        f"{rows} behind {tokens}",
+                        _layers(heads, bits, rows, tokens, given.threads, is_own=is_own),
+                    )
+                    for rows in given.rows
                     for tokens in given.behind
                 ]
                 for name, is_own in ((_OWN, True), (_OTHER, False))
@@ -72,20 +84,27 @@ def own_attention(given: Given) -> Iterator[Found]:
 
 
 def _layers(
-    heads: tuple[int, int, int], bits: int | None, tokens: int, threads: int, *, is_own: bool
+    heads: tuple[int, int, int],
+    bits: int | None,
+    rows: int,
+    tokens: int,
+    threads: int,
+    *,
+    is_own: bool,
 ) -> Callable[[], float]:
     """A function that gives the seconds of a layer, the mean of several that take turns."""
     num_heads, num_kv_heads, size = heads
     form = PackedAttention(
         num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=size, turned_elements=size
     )
-    graph, random = OnnxGraph("one_token", replace(CPU, has_own_attention=is_own)), _random()
+    graph, random = OnnxGraph("new_tokens", replace(CPU, has_own_attention=is_own)), _random()
     dtype, elements = cache_row(size, bits)
-    shape, context = [1, num_kv_heads, tokens + 1, elements], tokens + 1
+    context = tokens + rows
+    shape = [1, num_kv_heads, context, elements]
     angles = random((2, context, size // 2))
     feeds = {
-        "qkv": random((1, 1, form.columns)), "cos": angles[0], "sin": angles[1],
-        "lengths": np.asarray([tokens], np.int32), "total": np.asarray(context, np.int32),
+        "qkv": random((1, rows, form.columns)), "cos": angles[0], "sin": angles[1],
+        "lengths": np.asarray([context - 1], np.int32), "total": np.asarray(context, np.int32),
     }  # fmt: skip
     if bits:
         feeds |= {f"{n}_scales": 0.02 + 0 * random((1, num_kv_heads, 1, size)) for n in "kv"}
@@ -105,7 +124,7 @@ def _layers(
         ),
         form,
     )  # fmt: skip
-    graph.output(found[0], "output", np.float32, [1, 1, num_heads * size])
+    graph.output(found[0], "output", np.float32, [1, rows, num_heads * size])
     for value, name in zip(found[1:], "kv", strict=True):
         graph.output(value, f"present_{name}", dtype, [*shape])
     options = ort.SessionOptions()
@@ -127,10 +146,11 @@ def _layers(
         bound.append(binding)
 
     def seconds() -> float:
-        begun_s, runs = time.perf_counter(), -(-_LEAST_RUNS // layers)
-        for _run in range(runs):
+        begun_s, runs = time.perf_counter(), 0
+        while not runs or time.perf_counter() < begun_s + _LEAST_S:
             for binding in bound:
                 session.run_with_iobinding(binding)
+            runs += 1
         return (time.perf_counter() - begun_s) / (runs * layers)
 
     return seconds
