@@ -31,7 +31,7 @@ class Provider:
     threads: int = 1
     """Threads that divide a product."""
     has_own_attention: bool = False
-    """Whether a token that is alone in its step attends by the operator of kernels/native."""
+    """Whether new tokens attend by the operator of kernels/native, where it knows the form."""
 
     @property
     def is_webgpu(self) -> bool:

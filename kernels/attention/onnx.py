@@ -1,4 +1,5 @@
-"""Grouped-query attention as ONNX Runtime computes it, reading and writing one KV buffer."""
+"""Grouped-query attention by an operator of kernels/native or of ONNX Runtime, reading and writing one
+KV buffer."""
 
 from __future__ import annotations
 
@@ -226,7 +227,7 @@ def _is_own(form: PackedAttention, cache: CacheNames, names: AttentionNames) -> 
     """Whether the operator of kernels/native knows this form of attention."""
     if form.window is not None or form.soft_cap is not None or names.sees_all:
         return False
-    if form.head_size > _LARGEST_OWN_HEAD or cache.is_windowed:
+    if form.head_size > _LARGEST_OWN_HEAD or cache.is_windowed or cache.remainders:
         return False
     return cache.bits in {None, 8}
 

@@ -450,7 +450,8 @@ INLINE void attend_to(const Block *block, size_t chunk, float *found, int has_co
     attend_rows(block, keys, values, first, count, found, has_codes);
 }
 
-static void attend_chunk(const Block *block, size_t chunk, float *found) {
+/* Apart, so that the scores of two callers do not share a frame: threads may have small stacks. */
+static __attribute__((noinline)) void attend_chunk(const Block *block, size_t chunk, float *found) {
   if (block->work->form->has_codes)
     attend_to(block, chunk, found, 1);
   else
@@ -462,9 +463,10 @@ static size_t chunks_of(const Block *block) {
   return (seen(block, block->count - 1) + PART_KEYS - 1) / PART_KEYS;
 }
 
-static float *found_of(const Attending *work, size_t block, size_t chunk) {
-  const size_t most = least(queries(work), MOST_QUERIES);
-  return work->found + (block * work->chunks + chunk) * most * found_size(work);
+static float *found_of(const Block *block, size_t chunk) {
+  const Attending *work = block->work;
+  const size_t before = (block->kv * queries(work) + block->first) * work->chunks;
+  return work->found + (before + chunk * block->count) * found_size(work);
 }
 
 void attend(void *data, size_t part) {
@@ -474,7 +476,7 @@ void attend(void *data, size_t part) {
     const Block block = block_of_part(work, part / work->chunks);
     const size_t chunk = part % work->chunks;
     if (chunk < chunks_of(&block))
-      attend_chunk(&block, chunk, found_of(work, part / work->chunks, chunk));
+      attend_chunk(&block, chunk, found_of(&block, chunk));
     return;
   }
   const Block block = block_of_part(work, part);
@@ -563,9 +565,8 @@ int begin_attention(Attending *work) {
   work->parts = work->batch * form->kv_heads * work->blocks;
   work->is_divided = work->parts < ENOUGH_PARTS && work->chunks > 1;
   if (work->is_divided) work->parts *= work->chunks;
-  const size_t turned = work->batch * form->kv_heads * queries(work) * form->size;
-  const size_t each = least(queries(work), MOST_QUERIES) * found_size(work);
-  const size_t found = work->is_divided ? work->parts * each : 0;
+  const size_t all = work->batch * form->kv_heads * queries(work), turned = all * form->size;
+  const size_t found = work->is_divided ? all * work->chunks * found_size(work) : 0;
   work->memory = aligned((turned + found) * sizeof(float));
   if (!work->memory) return 0;
   work->turned = work->memory;
@@ -573,15 +574,16 @@ int begin_attention(Attending *work) {
   return 1;
 }
 
-void end_attention(Attending *work) {
-  const size_t own = found_size(work), blocks = work->is_divided ? work->parts / work->chunks : 0;
+void end_attention(Attending *work, int is_whole) {
+  const size_t own = found_size(work);
+  const size_t blocks = is_whole && work->is_divided ? work->parts / work->chunks : 0;
   float total[2 + MOST_SIZE];
   for (size_t number = 0; number < blocks; number++) {
     const Block block = block_of_part(work, number);
     for (size_t i = 0; i < block.count; i++) {
       begin_fold(&block, i, total);
       for (size_t chunk = 0; chunk * PART_KEYS < seen(&block, i); chunk++)
-        fold(total, found_of(work, number, chunk) + i * own, work->form->size);
+        fold(total, found_of(&block, chunk) + i * own, work->form->size);
       end_fold(&block, i, total);
     }
   }

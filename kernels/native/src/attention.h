@@ -34,17 +34,17 @@ typedef struct {
 
   void *memory;
   float *turned;                   /* [batch, kv_heads, rows, heads of a key head, size]: scaled queries */
-  float *found;                    /* [blocks of all, chunks, queries of a block, 2 + size] */
+  float *found;                    /* [blocks of all, chunks, queries of this block, 2 + size] */
   int is_divided;                  /* whether each chunk of a block is a part */
   size_t blocks, chunks, parts;    /* of a key head; of a block; of all */
 } Attending;
 
 /* 0: there is no memory. Then all batch · rows rows are prepared, which appends the new keys and values;
- * then all parts attend; then `end_attention` puts them together and frees. */
+ * then all parts attend; then `end_attention` puts them together, if all did, and frees. */
 int begin_attention(Attending *work);
 void prepare_row(void *work, size_t row);
 void attend(void *work, size_t part);
-void end_attention(Attending *work);
+void end_attention(Attending *work, int is_whole);
 
 struct Operator;
 const struct Operator *operator_of_attention(int has_codes);

@@ -176,7 +176,7 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
   else
     error = ORT_PARALLEL(api, context, prepare_row, rows, 0, &work);
   if (!error) error = ORT_PARALLEL(api, context, attend, work.parts, 0, &work);
-  end_attention(&work);
+  end_attention(&work, !error);
   return error;
 }
 

@@ -40,7 +40,7 @@ static void round_some(int type) {
 int plain_begin(Attending *);
 void plain_prepare(void *, size_t);
 void plain_attend(void *, size_t);
-void plain_end(Attending *);
+void plain_end(Attending *, int);
 
 static float *any_floats(size_t count, float most) {
   float *found = malloc(count * sizeof *found);
@@ -56,7 +56,7 @@ static float *any_floats(size_t count, float most) {
 static int attend_some(void) {
   static const int64_t no_turns[80];
   const float most = next() % 2 ? 0 : 4; /* 0: any bits */
-  Form form = {.kv_heads = 1 + next() % 3, .size = 8 * (1 + next() % 20), .scale = 0.2f};
+  Form form = {.kv_heads = 1 + next() % 3, .size = 8 * (1 + next() % (next() % 2 ? 20 : 64)), .scale = 0.2f};
   form.heads = form.kv_heads * (1 + next() % 11);
   form.turned = next() % 2 ? form.size : 0;
   form.interleaved = next() % 2, form.has_codes = next() % 2, form.is_packed = next() % 2;
@@ -94,7 +94,7 @@ static int attend_some(void) {
     for (size_t row = 0; row < batch * rows; row++)
       (plain ? plain_prepare : prepare_row)(&work, row);
     for (size_t part = 0; part < work.parts; part++) (plain ? plain_attend : attend)(&work, part);
-    (plain ? plain_end : end_attention)(&work);
+    (plain ? plain_end : end_attention)(&work, 1);
   }
   /* NaN may have other bits in the cache. */
   int same = most == 0 || (!memcmp(caches[0], caches[1], cache) &&

@@ -159,6 +159,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "not turned": {"turned": 0, "is_packed": False, "size": 72},
     "other positions": {"turns": (3, 0, 11)},
     "sinks": {"has_sinks": True, "size": 128, "turned": 128},
+    "the largest heads": {"num_heads": 4, "size": 512, "turned": 512, "scale": 0.05},
 }
 
 
