@@ -1,5 +1,5 @@
-"""Grouped-query attention by an operator of kernels/native or of ONNX Runtime, reading and writing one
-KV buffer."""
+"""Grouped-query attention by an operator of kernels/native or of ONNX Runtime, reading and writing
+one KV buffer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""New tokens attend by the operator of kernels/native: against the formula, and bit for bit whatever
-else is in the step."""
+"""New tokens attend by the operator of kernels/native: against the formula, and bit for bit
+whatever else is in the step."""
 
 from __future__ import annotations
 
@@ -301,7 +301,9 @@ def changed(name: str, array: Array, **form: Any) -> tuple[Case, dict[str, Array
 )
 def test_a_number_outside_is_refused(name: str, array: Array, form: dict[str, Any]) -> None:
     case, feeds = changed(name, array, **form)
-    with pytest.raises(Exception, match=r"a key behind the end|keys before the first|no such angle"):
+    with pytest.raises(
+        Exception, match=r"a key behind the end|keys before the first|no such angle"
+    ):
         case.open().run(None, feeds)
 
 
