@@ -166,7 +166,8 @@ INLINE void add_vectors(const float *weights, const void *values, size_t size, s
 INLINE void add(const float *weights, const void *values, size_t size, size_t count, float *total,
                 Asking asking, int has_codes) {
   const size_t row = size * (has_codes ? 1 : sizeof(float));
-  const size_t strip = asking.is_first && asking.bytes ? 8 : count; /* the first head goes in the order of memory */
+  /* The first head goes in the order of memory. */
+  const size_t strip = !asking.is_first ? count : asking.bytes ? 8 : 2;
   for (size_t key = 0; key < count; key += strip) {
     const char *some = (const char *)values + key * row;
     const size_t rows = count - key < strip ? count - key : strip;
