@@ -15,6 +15,7 @@ from edge.demos.bundled import MODEL
 from edge.text import Tokenizer
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.further_heads import add_further_head
+from tests.support.packed_folders import fp8, write_packed
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.slow_cases import repeats_are_slow
 
@@ -140,6 +141,27 @@ def test_what_a_schema_forces_takes_fewer_passes(
         assert guessed.statistics["tokens_per_pass"] > 1.2
         assert 0 < guessed.statistics["accepted_tokens"] <= guessed.statistics["drafted_tokens"]
         assert reply("lookup").logprobs == guessed.logprobs
+
+
+def test_a_further_head_in_8_bit_floats(tmp_path: Path) -> None:
+    floats = make_checkpoint(tmp_path / "floats", "deepseek_v3")
+    add_further_head(floats, own_tables=False, alike=True)
+    write_packed(tmp_path / "packed", floats.path, fp8())
+    stored = (tmp_path / "packed" / "model.safetensors").read_bytes()
+    layers = json.loads((tmp_path / "packed" / "config.json").read_text())["num_hidden_layers"]
+    assert f"model.layers.{layers}.self_attn.o_proj.weight_scale_inv".encode() in stored
+    with (
+        edge.Cluster.local(1, threads=1) as cluster,
+        cluster.load(tmp_path / "packed", speculate="mtp", accuracy="high") as model,
+    ):
+        plain, guessed = (
+            model.generate(
+                floats.prompt(20), max_new_tokens=NEW_TOKENS, ignore_eos=True, speculate=each
+            )
+            for each in ("off", "mtp")
+        )
+    assert guessed.token_ids == plain.token_ids
+    assert guessed.statistics["accepted_tokens"] > 0
 
 
 def test_a_model_without_a_further_head(five_peers: edge.Cluster) -> None:
