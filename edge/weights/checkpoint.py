@@ -139,8 +139,8 @@ class Checkpoint:
             families = ", ".join(FURTHER_FAMILIES)
             raise RequestError(
                 f"{self.name} has no further head to guess with (speculate mtp)",
-                remedy=f"some folders of {families} have one; other models guess with speculate auto "
-                "or lookup",
+                remedy=f"some folders of {families} have one; other models guess with speculate "
+                "auto or lookup",
             )
         self._check_tensors(further_head(self.spec), self._form.further_name)
         self.spec = replace(self.spec, has_further_head=True)
