@@ -141,11 +141,12 @@ def _git(*arguments: str) -> str:
 
 
 def _hardware() -> str:
-    """Cores this process may use, not all there are."""
+    """Cores this process may use, not all there are. BENCH_PROCESSOR names a processor of which a
+    part is hidden."""
     with Path("/proc/cpuinfo").open(encoding="utf-8") as file:
         names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
     gigabytes = psutil.virtual_memory().total / (1 << 30)
-    processor = names[0] if names else platform.machine()
+    processor = os.environ.get("BENCH_PROCESSOR") or (names[0] if names else platform.machine())
     return f"{processor}, {len(os.sched_getaffinity(0))} cores, {gigabytes:.0f} GiB"
 
 
