@@ -115,6 +115,10 @@ INLINE void JOIN(add_piece, NAME)(const int type, const int count, const uint8_t
 }
 
 #define AT_ONCE (LANES > 1 ? ROWS / LANES : 1)
+/* With so many rows of inputs, products keep the processor busy for so long that nothing reads ahead,
+ * and it would wait for memory at every page. With fewer, it reads ahead itself. */
+#define FEW_INPUTS 4
+#define AHEAD 2048
 /* Products of `parts` vectors of a tile's rows, from vector `first` on. */
 INLINE void JOIN(parts, NAME)(const int type, const int count, const int parts,
                               const uint8_t *tile, size_t blocks, const Inputs *x, const int first,
@@ -135,11 +139,17 @@ INLINE void JOIN(parts, NAME)(const int type, const int count, const int parts,
     }
     const uint8_t *levels = tile + scale_bytes(type) * ROWS * (1 + minimum) + LANES * first;
     const uint8_t *codes = tile + head_bytes(type) + 4 * LANES * first;
-    for (int piece = 0; piece < pieces; piece++, codes += piece_bytes(type))
+    for (int piece = 0; piece < pieces; piece++, codes += piece_bytes(type)) {
+      if (count >= FEW_INPUTS) {
+#pragma GCC unroll 8
+        for (int line = 0; line < piece_bytes(type); line += 64)
+          __builtin_prefetch(codes + AHEAD + line);
+      }
 #pragma GCC unroll 4
       for (int part = 0; part < parts; part++)
         JOIN(add_piece, NAME)(type, count, levels + LANES * part, codes + 4 * LANES * part, x,
                               block * pieces + piece, piece, scales[part], least[part], sums[part]);
+    }
   }
 #pragma GCC unroll 4
   for (int part = 0; part < parts; part++)
