@@ -116,6 +116,12 @@ class StageCompute(Protocol):
         ...
 
     @property
+    def mixes(self) -> bool:
+        """Whether it computes steps of one token of several requests and a chunk of a further one
+        (`Step.is_mixed`), each with the bits of a step of its own."""
+        ...
+
+    @property
     def device_sums(self) -> DeviceSums | None:
         """Sums with other devices of this host; None: over links alone."""
         ...
@@ -134,10 +140,10 @@ class StageCompute(Protocol):
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
-        """The hidden state float32 [batch, tokens, hidden] of a stage; in the last stage this
-        shard's logits float32 [batch, logit_rows, len(vocab)], or no row of a step with `states`.
+        """The hidden state float32 [*step.shape, hidden] of a stage; in the last stage this shard's
+        logits float32 [batch, logit_rows, len(vocab)], or no row of a step with `states`.
 
-        `hidden` [batch, tokens, hidden] comes from the stage before. In the first stage it has the
+        `hidden` [*step.shape, hidden] comes from the stage before. In the first stage it has the
         rows of pictures in the places of their ids, on shards that look them up; None if the step
         has none there. A request's KV cache is made at its first step, and swapped in if it was
         swapped out. A request longer than memory is computed while it is the only one in memory,
@@ -155,12 +161,12 @@ class StageCompute(Protocol):
         ...
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
-        """A buffer from which `forward` takes a hidden state [batch, tokens, hidden] without a
+        """A buffer from which `forward` takes a hidden state [*step.shape, hidden] without a
         copy."""
         ...
 
     def picture_rows(self, step: Step) -> NDArray[np.float32]:
-        """A buffer of zeros [layers, batch, tokens, hidden] for what the next `forward`, of this
+        """A buffer of zeros [layers, *step.shape, hidden] for what the next `forward`, of this
         step, adds to the hidden state behind each of the shard's layers that are among the first
         `picture_layers` of the model."""
         ...
@@ -359,8 +365,9 @@ class Backend(Protocol):
     def lacks(self) -> frozenset[str]:
         """The `ALL_NEEDS` for which it has no kernels, WEIGHTS_ON_DISK if it computes only from
         memory, ROUNDED_KV if it keeps keys and values in float32 only, WINDOWED_KV if it keeps
-        those of all tokens in layers with a sliding window, and PLACED_PICTURES if the places of
-        pictures in a prompt may not matter."""
+        those of all tokens in layers with a sliding window, TILED_ATTENTION if a step holds scores
+        over the whole context, and PLACED_PICTURES if the places of pictures in a prompt may not
+        matter."""
         ...
 
     @property
@@ -413,9 +420,16 @@ class Backend(Protocol):
         ...
 
 
-def check_step(step: Step, limits: StepLimits, *, vocab_size: int) -> None:
-    """Raises RequestError for a step beyond the limits, or with ids outside the vocabulary."""
-    if step.num_tokens > limits.chunk_tokens or step.batch > limits.requests:
+def check_step(step: Step, limits: StepLimits, *, vocab_size: int, mixes: bool = False) -> None:
+    """Raises RequestError for a step beyond the limits, or with ids outside the vocabulary. mixes:
+    see `StageCompute`."""
+    if step.is_mixed and not mixes:
+        raise RequestError(
+            "a step with a chunk of a prompt beside other requests",
+            remedy="this shard computes these in steps of their own",
+        )
+    most_tokens = step.rows if step.is_mixed else step.num_tokens
+    if most_tokens > limits.chunk_tokens or step.batch > limits.requests:
         raise RequestError(
             f"a step of {step.batch} requests with {step.num_tokens} tokens each is too large",
             remedy=f"this shard takes up to {limits.requests} requests or {limits.chunk_tokens} "

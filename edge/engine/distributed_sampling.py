@@ -287,8 +287,8 @@ class DistributedSampling:
 
     def ends_run(self, step: Step) -> bool:
         """Whether a request of the step was cancelled, or needs masks for its next step."""
-        requests = [choice.request for choice in self._choices(step)]
-        return any(request.is_cancelled or request.masks for request in requests)
+        requests = [self._requests.get(entry.request) for entry in step.entries]
+        return any(each is not None and (each.is_cancelled or each.masks) for each in requests)
 
     def is_led(self, step: Step) -> bool:
         """Whether a grammar leads a request of the step."""
@@ -297,8 +297,8 @@ class DistributedSampling:
     def prompt_so_far(self, step: Step) -> tuple[Sequence[int], SamplingTerms] | None:
         """On the sampler: the first tokens of the prompt that the step computes a chunk of, and the
         terms of its request; None: it computes none, or no tokens are wanted."""
-        request = self._requests.get(step.entries[0].request)
-        if request is None or step.is_decode or step.batch > 1:
+        request = self._requests.get(step.entries[-1].request)
+        if request is None or step.is_decode or (step.batch > 1 and not step.is_mixed):
             return None
         return request.history, request.terms
 

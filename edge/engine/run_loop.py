@@ -192,7 +192,8 @@ class RunLoop:
             self._choice.send_logits(own)
             self._links.hear(told)
         self._times.now.receive_s += time.perf_counter() - start_s
-        return None if told[0] == END_OF_RUN else step.following(told.tolist())
+        tokens = told[: len(step.answers)].tolist()
+        return None if told[0] == END_OF_RUN else step.following(tokens)
 
     def _sample_and_tell(self, step: Step, own: StepLogits) -> Step | None:
         """Sample tokens and send them to the other shards, then to the coordinator. Returns the
@@ -214,7 +215,7 @@ class RunLoop:
         chosen = self._choice.choose(step, own, ask_all)
         if (known := self._choice.prompt_so_far(step)) is not None:
             tokens_so_far, terms = known
-            self._speculator.foresee(step.entries[0].request, tokens_so_far, terms.speculate)
+            self._speculator.foresee(step.entries[-1].request, tokens_so_far, terms.speculate)
         chosen_s = time.monotonic()
         tokens = [each.token for each in chosen]
         ends = self._choice.take(step, tokens)
@@ -224,7 +225,7 @@ class RunLoop:
         is_over |= self._are_faster_in_turn(guesses)
         told = np.full(step.batch, END_OF_RUN, np.int64)
         if not is_over:
-            told[...] = tokens
+            told[: len(tokens)] = tokens
         if step.run > 1:
             self._links.tell_all(told)
         elif self._choice.may_ask(step):

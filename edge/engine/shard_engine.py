@@ -325,6 +325,11 @@ class ShardEngine:
         return self._program is not None and self._program.batches_agree
 
     @property
+    def mixes(self) -> bool:
+        """See StageCompute. For a loaded shard."""
+        return self._program is not None and self._program.mixes
+
+    @property
     def is_working(self) -> bool:
         """Whether the compute thread is busy, waits for neighbours included."""
         return self._thread.is_working

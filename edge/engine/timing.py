@@ -65,7 +65,7 @@ class ShardCounters:
     def computed(self, step: Step, compute_s: float, *, now_s: float) -> None:
         """Record that the shard's own part of a step took `compute_s`."""
         self.now.compute_s += compute_s
-        if step.num_tokens > 1:
+        if step.num_tokens > 1 or step.is_mixed:
             return
         if step.batch == 1:
             self.pace.note(compute_s, position=step.entries[0].position, now_s=now_s)

@@ -68,18 +68,23 @@ class WaitingRows:
         if hidden is not None:
             hidden.fill(0)
         added = program.picture_rows(step) if self._adds else None
+        size = self._hidden_size
+        embedded = None if hidden is None else hidden.reshape(-1, size)
+        behind = None if added is None else added.reshape(len(added), -1, size)
+        number = -1
         with self._mutex:
-            for index, entry in enumerate(step.entries):
+            for entry in step.entries:
                 for place, id in enumerate(entry.tokens):
+                    number += 1
                     if is_row(id):
                         row = self._rows.pop((entry.request, entry.position + place), None)
                         if row is None:
                             raise RequestError("a row of a picture did not come before its step")
-                        parts = row.reshape(-1, self._hidden_size)
-                        if hidden is not None:
-                            hidden[index, place] = parts[0]
-                        if added is not None:
-                            added[:, index, place] = parts[self._added]
+                        parts = row.reshape(-1, size)
+                        if embedded is not None:
+                            embedded[number] = parts[0]
+                        if behind is not None:
+                            behind[:, number] = parts[self._added]
         return hidden
 
     def forget(self, request: str) -> None:

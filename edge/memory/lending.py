@@ -13,6 +13,7 @@ from edge.memory.step_memory import Widths, activation_bytes
 from edge.memory.windows import with_windows
 from edge.models.spec import ModelSpec
 from edge.protocol.step import StepLimits
+from edge.weights.formats import KvDtype
 from edge.weights.layout import whole_layout
 
 FEW_ROWS = 8
@@ -45,10 +46,14 @@ class Lending:
         return max(0, self.limits.cached_tokens - held) * self.widths.cache_token_bytes
 
 
-def unused_by_decoding(spec: ModelSpec, limits: StepLimits) -> int:
-    """Bytes of buffers that a shard with the whole model does not need for one token."""
+def unused_by_decoding(
+    spec: ModelSpec, limits: StepLimits, *, kv_dtype: KvDtype, has_tiles: bool
+) -> int:
+    """Bytes of buffers that a shard with the whole model does not need for one token. has_tiles:
+    see `Widths.of_shard`."""
     spec = with_windows(spec, limits)
-    return buffers_unused(Widths.of_shard(spec, whole_layout(spec)), limits, rows=1)
+    widths = Widths.of_shard(spec, whole_layout(spec), kv_dtype=kv_dtype, has_tiles=has_tiles)
+    return buffers_unused(widths, limits, rows=1)
 
 
 def buffers_unused(widths: Widths, limits: StepLimits, rows: int) -> int:

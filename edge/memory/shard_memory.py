@@ -35,8 +35,10 @@ def shard_use(
     *,
     host_bytes: int | None = None,
     streamed: int | None = None,
+    has_tiles: bool = False,
 ) -> Use:
-    """Memory of the shard. streamed: layers on disk; None: the number in its plan.
+    """Memory of the shard. streamed: layers on disk; None: the number in its plan. has_tiles: see
+    `Widths.of_shard`.
 
     host_bytes: host memory for a device with its own memory; None: the device has none.
     Raises PlanError of `partition` for a plan of another model.
@@ -47,7 +49,7 @@ def shard_use(
         assignment = replace(assignment, plan=plan)
     facts = _facts(assignment, manifest)
     layout = shard_layout(assignment.model, assignment.plan, stage=stage, rank=rank)
-    return _use(assignment, facts, layout, host_bytes)
+    return _use(assignment, facts, layout, host_bytes, has_tiles=has_tiles)
 
 
 def _facts(assignment: Assignment, manifest: Manifest) -> ModelFacts:
@@ -65,7 +67,12 @@ def _facts(assignment: Assignment, manifest: Manifest) -> ModelFacts:
 
 
 def _use(
-    assignment: Assignment, facts: ModelFacts, layout: ShardLayout, host_bytes: int | None
+    assignment: Assignment,
+    facts: ModelFacts,
+    layout: ShardLayout,
+    host_bytes: int | None,
+    *,
+    has_tiles: bool,
 ) -> Use:
     plan, stage, rank = assignment.plan, assignment.stage, assignment.rank
     limits = assignment.limits
@@ -81,6 +88,7 @@ def _use(
         layout,
         kv_dtype=assignment.kv_dtype,
         observes=limits.observes,
+        has_tiles=has_tiles,
     )
     weight_bytes = use.weight_bytes + (0 if host_bytes is None else use.apart_bytes)
     beside_bytes = buffer_bytes(widths, limits)
@@ -137,9 +145,13 @@ def host_share(free_bytes: int, assignment: Assignment, manifest: Manifest) -> i
 
 
 def rebalance_options(
-    assignment: Assignment, manifest: Manifest, *, host_bytes: int | None = None
+    assignment: Assignment,
+    manifest: Manifest,
+    *,
+    host_bytes: int | None = None,
+    has_tiles: bool = False,
 ) -> RebalanceOptions:
-    """Memory of the shard with more layers on disk.
+    """Memory of the shard with more layers on disk. has_tiles: see `Widths.of_shard`.
 
     With many layers only some numbers are options, because each takes time to compute.
     """
@@ -155,6 +167,7 @@ def rebalance_options(
                 facts,
                 layout.streaming(count),
                 host_bytes,
+                has_tiles=has_tiles,
             )
             for count in (*range(planned, most, step), most)
         },
@@ -169,12 +182,16 @@ def most_overhead(
     may_split: bool,
     stream: bool,
     kv_dtype: KvDtype,
+    has_tiles: bool = False,
 ) -> int:
-    """Most bytes that any shard of the model takes beside weights and KV cache."""
+    """Most bytes that any shard of the model takes beside weights and KV cache. has_tiles: see
+    `Widths.of_shard`."""
     spec = with_windows(spec, limits)
     layout = whole_layout(spec)
     widths = replace(
-        Widths.of_shard(spec, layout, kv_dtype=kv_dtype, observes=limits.observes),
+        Widths.of_shard(
+            spec, layout, kv_dtype=kv_dtype, observes=limits.observes, has_tiles=has_tiles
+        ),
         is_split=may_split,
         loose_layers=spec.num_layers if stream else 0,
     )

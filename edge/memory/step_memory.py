@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge.kernels.attention.tiles import attends_in_tiles, tile_values
 from edge.kernels.kv_cache.cache_size import (
     cache_row,
     keeps_remainders,
@@ -85,6 +86,10 @@ class Widths:
     beside_values: int = 0
     """Values of a row's side inputs: inputs of layers that others need, token inputs, and what is
     added to rows of pictures."""
+    in_tiles: frozenset[Attention] = frozenset()
+    """Mixers of `parts` that hold no scores over the whole context."""
+    kv_bits: int | None = None
+    """Bits of a code in the KV cache; None: float32."""
 
     @classmethod
     def of_shard(
@@ -94,14 +99,30 @@ class Widths:
         *,
         kv_dtype: KvDtype = "float32",
         observes: bool = False,
+        has_tiles: bool = False,
     ) -> Widths:
+        """has_tiles: the device lacks no TILED_ATTENTION."""
+        parts = tuple(
+            part
+            for layer in map(layout.layer, layout.first_of_kind)
+            for part in (layer.mixer, layer.feed_forward)
+            if part is not None
+        )
         return cls(
             hidden_size=spec.hidden_size,
-            parts=tuple(
+            parts=parts,
+            kv_bits=kv_bits(kv_dtype),
+            in_tiles=frozenset(
                 part
-                for layer in map(layout.layer, layout.first_of_kind)
-                for part in (layer.mixer, layer.feed_forward)
-                if part is not None
+                for part in parts
+                if has_tiles
+                and isinstance(part, Attention)
+                and part.latent is None
+                and attends_in_tiles(
+                    part.packed(spec.norm_epsilon),
+                    kv_bits(kv_dtype),
+                    among_pictures=part.sees_pictures,
+                )
             ),
             vocab_rows=len(layout.vocab),
             is_split=layout.is_split,
@@ -404,28 +425,32 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
     at once, but the arena keeps the blocks of each kind.
     """
     largest: dict[str, int] = {}
-    staged = 0
+    staged = in_tiles = 0
+    rows = most_rows(limits)
     for part in widths.parts:
         keys = limits.context_tokens
+        if isinstance(part, Attention) and part in widths.in_tiles:
+            keys = 0
+            own = tile_values(part.packed(0.0), widths.kv_bits, rows, limits.context_tokens)
+            in_tiles = max(in_tiles, own)
         if isinstance(part, Attention) and part.kept_tokens is not None:
             # A chunk that would move rows is put behind them in temporary memory.
-            rows = part.kept_tokens + limits.chunk_tokens
-            keys = min(keys, rows)
-            staged = max(staged, 2 * part.num_kv_heads * part.head_size * rows)
+            kept = part.kept_tokens + limits.chunk_tokens
+            keys = min(keys, kept)
+            staged = max(staged, 2 * part.num_kv_heads * part.head_size * kept)
         values = part.row_values(keys, widths.hidden_size)
         if widths.keeps_remainders and isinstance(part, Attention):
             values += remainder_row_values(
                 part.num_heads, limits.context_tokens, limits.chunk_tokens
             )
         largest[part.kind] = max(values, largest.get(part.kind, 0))
-    rows = most_rows(limits)
     of_blocks = [
         part.latent_form.block_values(rows, limits.context_tokens)
         for part in widths.parts
         if isinstance(part, Attention) and part.latent is not None
     ]
     values = rows * (3 * widths.hidden_size + sum(largest.values())) + max(of_blocks, default=0)
-    return _FLOAT_BYTES * (values + staged)
+    return _FLOAT_BYTES * (values + staged + in_tiles)
 
 
 def _logits(widths: Widths, limits: StepLimits) -> int:

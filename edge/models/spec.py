@@ -85,6 +85,10 @@ FILE_BLOCKS = "blocks of files"
 """What a device lacks that packs the weights of GGUF files for its own kernels. No model needs it:
 a weight format may."""
 
+TILED_ATTENTION = "attention in tiles"
+"""What a device lacks that holds the scores of a step's attention over the whole context. No model
+needs it."""
+
 TABLES = frozenset(("embedding", "token_table"))
 """The roles of lookup tables, which are not multiplied."""
 

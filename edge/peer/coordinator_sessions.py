@@ -204,7 +204,10 @@ class CoordinatorSessions:
         assignment = call.assignment
         use = await run_blocking(
             lambda: shard_use(
-                assignment, manifest, host_bytes=self._host_share(assignment, manifest)
+                assignment,
+                manifest,
+                host_bytes=self._host_share(assignment, manifest),
+                has_tiles=self._peer.has_tiles(),
             )
         )
         parked = await self._reserve_for(call, use)
@@ -297,6 +300,7 @@ class CoordinatorSessions:
             weight_bytes=loaded_bytes,
             rows_agree=hosted.shard.rows_agree,
             batches_agree=hosted.shard.batches_agree,
+            mixes=hosted.shard.mixes,
         )
 
     async def _reserve_for(self, call: messages.Open, use: Use) -> StageProgram | None:

@@ -43,6 +43,7 @@ from edge.memory.kv_budget import KvRoom
 from edge.memory.ledger import MEASURING, Baseline, Ledger, Use
 from edge.memory.rebalance import fit
 from edge.memory.shard_memory import rebalance_options
+from edge.models.spec import TILED_ATTENTION
 from edge.offload import DerivedCache, ShardCache
 from edge.peer.access import UserLimits, check_may_use
 from edge.peer.audit import Audit
@@ -454,6 +455,7 @@ class PeerResources:
                         hosted.assignment,
                         hosted.manifest,
                         host_bytes=hosted.host_bytes if has_host else None,
+                        has_tiles=self.has_tiles(),
                     )
                     for name, hosted in sessions.items()
                 }
@@ -500,6 +502,11 @@ class PeerResources:
             if self._backend is None:
                 self._backend = open_backend(self.settings.backend, threads=self.settings.threads)
             return self._backend
+
+    def has_tiles(self) -> bool:
+        """Whether attention holds no scores over the whole context. For any thread: it may open
+        the back end."""
+        return TILED_ATTENTION not in self.backend().lacks
 
     @property
     def _is_busy(self) -> bool:

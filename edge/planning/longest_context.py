@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from edge.errors import CapacityError
-from edge.memory.lending import unused_by_decoding
 from edge.memory.model_sizes import facts_with_windows
-from edge.memory.shard_memory import most_overhead
 from edge.models.attention import Attention
 from edge.models.spec import WINDOWED_KV, ModelSpec
 from edge.partition import ClusterSpec
@@ -23,6 +21,7 @@ from edge.planning.kv_limits import kv_limits, with_kv_memory
 from edge.planning.load_options import LoadOptions
 from edge.planning.load_sizes import LoadSizes
 from edge.planning.losses import can_lose
+from edge.planning.overhead import step_buffers, unused_buffers
 from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 
@@ -106,15 +105,15 @@ def _with_context(
     sizes = LoadSizes(
         limits=limits, kv_tokens=limits.cached_tokens, answers=found.workload, stream=False
     )
-    taken = most_overhead(
-        spec, limits, may_split=len(peers) > 1, stream=False, kv_dtype=options.kv_dtype
-    )
-    unused = unused_by_decoding(spec, limits)
+    taken = step_buffers(spec, limits, peers, stream=False, kv_dtype=options.kv_dtype)
+    unused = unused_buffers(spec, limits, peers, kv_dtype=options.kv_dtype)
     devices = tuple(
         replace(
             device,
-            memory_bytes=max(0, device.memory_bytes - taken + _buffer_bytes(found, device.id)),
-            unused_buffer_bytes=unused,
+            memory_bytes=max(
+                0, device.memory_bytes - taken[device.id] + _buffer_bytes(found, device.id)
+            ),
+            unused_buffer_bytes=unused[device.id],
         )
         for device in found.cluster.devices
     )
@@ -125,7 +124,8 @@ def _with_context(
         cluster=replace(found.cluster, devices=devices),
         workload=with_kv_memory(sizes, model, peers).workload,
         overhead={
-            device: replace(each, buffer_bytes=taken) for device, each in found.overhead.items()
+            device: replace(each, buffer_bytes=taken[device])
+            for device, each in found.overhead.items()
         },
     )
 

@@ -10,8 +10,6 @@ from typing import Literal
 
 from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
-from edge.memory.lending import unused_by_decoding
-from edge.memory.shard_memory import most_overhead
 from edge.models.spec import WINDOWED_KV
 from edge.partition import ClusterSpec, Plan
 from edge.planning.able_peers import needs_of, some_able_peers
@@ -22,7 +20,8 @@ from edge.planning.load_options import LoadOptions
 from edge.planning.load_sizes import LoadSizes
 from edge.planning.longest_context import with_longest_context
 from edge.planning.nothing_fits import who_holds
-from edge.planning.proposal import ROUGH, Overhead, Proposal, propose
+from edge.planning.overhead import Overhead, step_buffers, unused_buffers
+from edge.planning.proposal import ROUGH, Proposal, propose
 from edge.planning.proving import wrong_peers
 from edge.planning.shared_memory import with_memory_divided
 from edge.progress import OnProgress
@@ -124,18 +123,17 @@ def _proposed(
     limits = replace(sizes.limits, cached_tokens=sizes.kv_tokens)
     if any(peer.kv_disk_bytes for peer in peers):  # how much of it is used depends on the plan
         limits = replace(limits, disk_tokens=limits.context_tokens)
-    taken = most_overhead(
-        checkpoint.spec,
-        limits,
-        may_split=len(peers) > 1,
-        stream=sizes.stream,
-        kv_dtype=options.kv_dtype,
+    taken = step_buffers(
+        checkpoint.spec, limits, peers, stream=sizes.stream, kv_dtype=options.kv_dtype
     )
-    unused = unused_by_decoding(checkpoint.spec, limits)
+    unused = unused_buffers(checkpoint.spec, limits, peers, kv_dtype=options.kv_dtype)
     known = replace(
         known,
         devices=tuple(
-            replace(peer.device(buffer_bytes=taken, unused_bytes=unused), rates=device.rates)
+            replace(
+                peer.device(buffer_bytes=taken[peer.id], unused_bytes=unused[peer.id]),
+                rates=device.rates,
+            )
             for device, peer in zip(known.devices, peers, strict=True)
         ),
     )
@@ -155,10 +153,10 @@ def _proposed(
 
     found = proposed(known)
     planned = {row.device: row.memory.total for row in found.rows}
-    divided = with_memory_divided(known, peers, planned, buffer_bytes=taken)
+    divided = with_memory_divided(known, peers, planned, taken)
     if divided is not None:
         found = proposed(divided)
-    return replace(found, overhead=Overhead.of(peers, buffer_bytes=taken))
+    return replace(found, overhead=Overhead.of(peers, taken))
 
 
 def _can_change(peers: Sequence[PeerInfo], options: LoadOptions) -> bool:

@@ -24,40 +24,15 @@ from edge.planning.choosing import choose_plan, facts_of
 from edge.planning.load_options import LoadOptions
 from edge.planning.load_sizes import LoadSizes
 from edge.planning.nothing_fits import layers_and_speed, nothing_fits
+from edge.planning.overhead import Overhead
 from edge.planning.rate_words import rate_in_words
 from edge.planning.wire_format_choice import choose_wire_rules
-from edge.protocol.peer_info import PeerInfo
 from edge.protocol.step import MOST_DRAFTED, StepLimits
 from edge.protocol.step_times import DRAFT_ROWS, ExpectedStep
 from edge.protocol.wire_rules import WireRules
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.format_sizes import in_words
 from edge.weights.formats import KvDtype
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
-    """A device's memory apart from weights and KV caches."""
-
-    promised_bytes: int
-    """The bound that its process stays under."""
-    floor_bytes: int
-    """Memory of the process without a model."""
-    buffer_bytes: int
-    """Upper bound for the buffers of the model's largest step, under any plan."""
-
-    @classmethod
-    def of(cls, peers: Sequence[PeerInfo], *, buffer_bytes: int) -> dict[str, Overhead]:
-        """By device."""
-        return {
-            peer.id: cls(
-                promised_bytes=peer.memory_bytes,
-                floor_bytes=peer.floor_bytes,
-                buffer_bytes=buffer_bytes,
-            )
-            for peer in peers
-        }
-
 
 ROUGH = "speeds are from a first look; they are measured once nothing is asked"
 """The note of a proposal from facts that were not all measured."""

@@ -14,7 +14,6 @@ from edge import partition
 from edge.concurrency.blocking import run_blocking
 from edge.errors import CapacityError
 from edge.host.cache_paths import cache_root
-from edge.memory.shard_memory import most_overhead
 from edge.partition import (
     Choice,
     ClusterSpec,
@@ -32,7 +31,8 @@ from edge.planning.choosing import by_id
 from edge.planning.cluster_profile import measured_cluster
 from edge.planning.load_options import LoadOptions
 from edge.planning.load_sizes import LoadSizes
-from edge.planning.proposal import Overhead, Proposal, errors_for_users
+from edge.planning.overhead import Overhead, step_buffers
+from edge.planning.proposal import Proposal, errors_for_users
 from edge.planning.proving import wrong_peers
 from edge.planning.wire_format_choice import choose_wire_rules
 from edge.protocol.peer_info import PeerInfo
@@ -218,7 +218,7 @@ class _Repairing:
                 chunk_tokens=before.limits.chunk_tokens,
                 stream=stream,
                 keeps_shape=self.options.keeps_shape,
-                further_seat_bytes=taken,
+                further_seat_bytes=max(taken.values(), default=0),
             )
             return self._proposed(repair, cluster, taken)
 
@@ -252,7 +252,7 @@ class _Repairing:
                 parallel="auto" if isinstance(wanted, Plan) else wanted,
                 chunk_tokens=before.limits.chunk_tokens,
                 stream=stream,
-                further_seat_bytes=taken,
+                further_seat_bytes=max(taken.values(), default=0),
             )
             if move.to is None:
                 return move, None
@@ -260,7 +260,7 @@ class _Repairing:
 
         always = self.options.stream == "on"
         sizes = self._sizes(stream=always)
-        with errors_for_users(self.checkpoint, self._cluster(0), self.options, sizes):
+        with errors_for_users(self.checkpoint, self._cluster({}), self.options, sizes):
             if always:
                 return moved(stream=True)
             move, proposal = moved(stream=False)
@@ -268,7 +268,7 @@ class _Repairing:
                 return moved(stream=True)
             return move, proposal
 
-    def _proposed(self, repair: Repair, cluster: ClusterSpec, taken: int) -> Proposal:
+    def _proposed(self, repair: Repair, cluster: ClusterSpec, taken: Mapping[str, int]) -> Proposal:
         before, predicted = self.before, repair.predicted
         if predicted is not None:
             predicted = partition.estimate(
@@ -307,18 +307,23 @@ class _Repairing:
             cluster=cluster,
             wire_rules=wire_rules,
             repair=repair,
-            overhead=Overhead.of(self.peers, buffer_bytes=taken),
+            overhead=Overhead.of(self.peers, taken),
         )
 
-    def _cluster(self, taken: int) -> ClusterSpec:
+    def _cluster(self, taken: Mapping[str, int]) -> ClusterSpec:
         """The devices that are left, with memory for weights and KV caches: without the `taken`
-        bytes of a step."""
-        memory = {peer.id: peer.device(buffer_bytes=taken).memory_bytes for peer in self.peers}
+        bytes of a step on each."""
+        memory = {
+            peer.id: peer.device(buffer_bytes=taken.get(peer.id, 0)).memory_bytes
+            for peer in self.peers
+        }
         unused = {each.id: each.unused_buffer_bytes for each in self.before.cluster.devices}
         for device in self.before.cluster.devices:
             if device.id in self.before.plan.devices:
                 had = self.before.overhead.get(device.id)
-                more = max(0, taken - had.buffer_bytes) if had is not None else 0
+                more = 0
+                if had is not None:
+                    more = max(0, taken.get(device.id, 0) - had.buffer_bytes)
                 memory[device.id] = max(0, device.memory_bytes - more)
 
         def with_memory(device: DeviceSpec) -> DeviceSpec:
@@ -339,12 +344,12 @@ class _Repairing:
             stream=stream,
         )
 
-    def _taken(self, *, stream: bool) -> int:
-        """Bytes of a step's buffers on a device."""
-        return most_overhead(
+    def _taken(self, *, stream: bool) -> dict[str, int]:
+        """Bytes of a step's buffers by device."""
+        return step_buffers(
             self.checkpoint.spec,
             self.before.limits,
-            may_split=len(self.peers) > 1,
+            self.peers,
             stream=stream,
             kv_dtype=self.options.kv_dtype,
         )

@@ -28,20 +28,20 @@ def with_memory_divided(
     cluster: ClusterSpec,
     peers: Iterable[PeerInfo],
     planned: Mapping[str, int],
-    *,
-    buffer_bytes: int,
+    buffers: Mapping[str, int],
 ) -> ClusterSpec | None:
     """The cluster with equal parts for peers whose memory a plan would take more than once.
 
-    planned: bytes of weights and KV caches by device. buffer_bytes: for the steps of each device.
+    planned: bytes of weights and KV caches by device. buffers: bytes
+    for steps by device.
     None: the plan fits what is free.
     """
     most: dict[str, int] = {}
     for members, free_bytes in sharing(peers):
-        taken = [planned[peer.id] + buffer_bytes for peer in members if peer.id in planned]
+        taken = [planned[peer.id] + buffers[peer.id] for peer in members if peer.id in planned]
         if sum(taken) > free_bytes:
-            part_bytes = max(0, free_bytes // len(members) - buffer_bytes)
-            most |= {peer.id: part_bytes for peer in members}
+            part_bytes = free_bytes // len(members)
+            most |= {peer.id: max(0, part_bytes - buffers[peer.id]) for peer in members}
     if not most:
         return None
     devices = (

@@ -132,6 +132,8 @@ class Opened:
     request."""
     batches_agree: bool
     """The row of a single token is the same whichever other requests are in its step."""
+    mixes: bool
+    """A step may have a chunk of a prompt beside tokens of other requests."""
 
 
 # Calls: descriptions and rates of peers (MemoryRate … Glance: measurements.py; Keep: kept_files.py)

@@ -110,7 +110,8 @@ class StepEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One computation of all shards of a plan: a chunk of one request, one token of several
-    requests, or one token of a request and a draft.
+    requests, one token of a request and a draft, or one token of several requests and a chunk of a
+    further one.
 
     run: above 1, the shards go on by themselves, with each sampled token as the next step's input,
     until `run` tokens are sampled, a request ends, or the sampler is asked to yield.
@@ -129,6 +130,12 @@ class Step:
 
     states: the rows that `logit_rows` counts are hidden states after the last norm, the input of
     the head, instead of logits.
+
+    Tokens of several requests and a chunk (`is_mixed`): the chunk is the last entry, and each entry
+    wants one row at most. For shards that can (`StageCompute.mixes`). In a run of these, each step
+    takes as many tokens of the chunk's request; it ends where one of the other requests does.
+
+    rest: the tokens of the chunk's request for the later steps of a run.
     """
 
     entries: Annotated[tuple[StepEntry, ...], Meta(max_length=MAX_REQUESTS)]
@@ -137,19 +144,22 @@ class Step:
     states: bool = False
     drafts: Annotated[int, Meta(ge=0, le=MOST_DRAFTED)] = 0
     spare: Annotated[int, Meta(ge=0, le=1)] = 0
+    rest: Annotated[tuple[Whole, ...], Meta(max_length=MAX_CHUNK_TOKENS)] = ()
 
     def __post_init__(self) -> None:
         if not self.entries or any(not entry.tokens for entry in self.entries):
             raise ValueError("a step needs at least one request, and each at least one token")
-        if self.batch > MAX_REQUESTS or self.num_tokens > MAX_CHUNK_TOKENS:
+        if self.batch > MAX_REQUESTS or len(self.entries[-1].tokens) > MAX_CHUNK_TOKENS:
             raise ValueError(
                 f"a step of more than {MAX_REQUESTS} requests or a chunk of more than "
                 f"{MAX_CHUNK_TOKENS} tokens"
             )
         if self.singly:
             self._check_singly()
-        elif len(self.entries) > 1 and any(len(entry.tokens) != 1 for entry in self.entries):
-            raise ValueError("a step of several requests takes one token of each")
+        elif any(len(entry.tokens) != 1 for entry in self.entries[:-1]):
+            raise ValueError("a step of several requests takes one token of all but the last")
+        elif self.is_mixed:
+            self._check_mixed()
         if len({entry.request for entry in self.entries}) != len(self.entries):
             raise ValueError("a request occurs twice in a step")
         if any(not 0 <= entry.logit_rows <= len(entry.tokens) for entry in self.entries):
@@ -161,10 +171,12 @@ class Step:
                 raise ValueError("a step with drafts needs logits of each request")
             if self.drafted and self.num_tokens > 1 + self.drafts:
                 raise ValueError(f"a step with a draft has {1 + self.drafts} tokens at most")
-        elif self.run > 1 and any(e.logit_rows != 1 for e in self.entries):
+        elif self.run > 1 and any(e.logit_rows != 1 for e in self.answers):
             raise ValueError("a run needs exactly one row of logits of every request")
         if self.run < 1:
             raise ValueError("a run needs at least one token")
+        if self.rest and not self.is_mixed:
+            raise ValueError("further tokens of a chunk that is not there")
         if self.spare and (self.batch != 1 or self.logit_rows or self.num_tokens < 2):
             raise ValueError("a spare token needs a step of one request without logits")
 
@@ -176,14 +188,50 @@ class Step:
         if self.batch * self.num_tokens > MAX_CHUNK_TOKENS:
             raise ValueError(f"a step of more than {MAX_CHUNK_TOKENS} tokens")
 
+    def _check_mixed(self) -> None:
+        chunk = self.entries[-1]
+        if self.drafts or self.spare or self.states:
+            raise ValueError("a chunk beside other requests has no drafts and no states")
+        if any(entry.logit_rows > 1 for entry in self.entries):
+            raise ValueError("a chunk beside other requests: a row of each at most")
+        more = (self.run - 1) * len(chunk.tokens)
+        if len(self.rest) != more or more > MAX_CHUNK_TOKENS:
+            raise ValueError("a run with chunks needs as many tokens for each of its steps")
+        if self.rest and (chunk.logit_rows or chunk.turns or chunk.sees_all):
+            raise ValueError("a run has chunks of text, and no row of them")
+        if self.rows > MAX_CHUNK_TOKENS:
+            raise ValueError(f"a step of more than {MAX_CHUNK_TOKENS} tokens")
+
     @property
     def batch(self) -> int:
         return len(self.entries)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of each entry; all entries have the same number."""
+        """Tokens of each entry; all entries have the same number, but for the chunk of a step that
+        `is_mixed`."""
         return len(self.entries[0].tokens)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it has a chunk of one request, and one token of each of others."""
+        return len(self.entries) > 1 and len(self.entries[-1].tokens) > 1 and not self.singly
+
+    @property
+    def answers(self) -> tuple[StepEntry, ...]:
+        """The entries whose tokens follow each other in a run: all but a chunk."""
+        return self.entries[:-1] if self.is_mixed else self.entries
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all entries."""
+        return self.batch * self.num_tokens + len(self.entries[-1].tokens) - self.num_tokens
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The first two sizes of its hidden states: requests, and tokens of each; of a mixed step
+        1, and its tokens one behind the other."""
+        return (1, self.rows) if self.is_mixed else (self.batch, self.num_tokens)
 
     @property
     def logit_rows(self) -> int:
@@ -212,7 +260,7 @@ class Step:
     @property
     def is_decode(self) -> bool:
         """Whether it computes an answer's tokens, and no chunk of a prompt."""
-        return self.num_tokens == 1 or self.drafted > 0
+        return (self.num_tokens == 1 and not self.is_mixed) or self.drafted > 0
 
     def of_states(self) -> Step:
         """The same chunk of one request, for the hidden states of all of its rows."""
@@ -247,21 +295,24 @@ class Step:
         )
 
     def following(self, tokens: Sequence[int]) -> Step:
-        """The next step of a run, from the token sampled for each entry."""
-        return Step(
-            entries=tuple(
-                StepEntry(
-                    request=entry.request,
-                    position=entry.end,
-                    tokens=(token,),
-                    logit_rows=1,
-                    shift=entry.shift,
-                )
-                for entry, token in zip(self.entries, tokens, strict=True)
-            ),
-            run=self.run - 1,
-            drafts=self.drafts,
+        """The next step of a run, from the token sampled for each entry but a chunk."""
+        entries = tuple(
+            StepEntry(
+                request=entry.request,
+                position=entry.end,
+                tokens=(token,),
+                logit_rows=1,
+                shift=entry.shift,
+            )
+            for entry, token in zip(self.answers, tokens, strict=True)
         )
+        rest = self.rest
+        if self.is_mixed:
+            chunk = self.entries[-1]
+            size = len(chunk.tokens)
+            entries += (replace(chunk, position=chunk.end, tokens=rest[:size]),)
+            rest = rest[size:]
+        return Step(entries=entries, run=self.run - 1, drafts=self.drafts, rest=rest)
 
     def drafting(self, position: int, tokens: Sequence[int], *, rewinds: bool = False) -> Step:
         """A later step of a run with drafts. tokens: the one at `position`, and a draft of those

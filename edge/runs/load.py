@@ -81,9 +81,10 @@ async def load_model(
 
 
 def scheduling_state(
-    load: ResolvedLoad, *, rows_agree: bool, batches_agree: bool
+    load: ResolvedLoad, *, rows_agree: bool, batches_agree: bool, mixes: bool
 ) -> SchedulingState:
-    """An empty state for a run of this load. rows_agree, batches_agree: see SchedulingLimits."""
+    """An empty state for a run of this load. rows_agree, batches_agree, mixes: see
+    SchedulingLimits."""
     spec, limits, kv_dtype = load.spec, load.limits, load.kv_dtype
     chunk, is_whole = limits.chunk_tokens, has_states(spec, kv_dtype)
     # States and remainders cover all tokens so far, and windows have only the newest, so only
@@ -122,6 +123,7 @@ def scheduling_state(
             state_chunk_tokens=rows_at_once(spec.hidden_size),
             rows_agree=rows_agree,
             batches_agree=batches_agree,
+            mixes=mixes,
             drafts=_most_drafted(load) if rows_agree else 0,
             rewinds=rewinds(spec, kv_dtype),
             cut_end=cut_end(spec),
@@ -162,7 +164,8 @@ class _Loading:
     peers: Mapping[str, PeerInfo]
     rows_agree: bool = True
     batches_agree: bool = True
-    """Whether `Opened.batches_agree` holds for all shards so far."""
+    mixes: bool = True
+    """Whether these hold of all shards so far; see `Opened`."""
 
     async def run_through(self, delivered: Mapping[Seat, Delivered] | None) -> None:
         devices = {
@@ -187,14 +190,17 @@ class _Loading:
                     )
                 )
         if self.delivery.load.wire_rules.rounds:
-            self.rows_agree = self.batches_agree = False
+            self.rows_agree = self.batches_agree = self.mixes = False
         if self.delivery.load.limits.batch_invariant and not self.batches_agree:
             raise RequestError(
                 "batch_invariant needs CPU peers and float32 on the wire; this plan has another "
                 "back end or wire format; change these, or leave batch_invariant out"
             )
         state = scheduling_state(
-            self.delivery.load, rows_agree=self.rows_agree, batches_agree=self.batches_agree
+            self.delivery.load,
+            rows_agree=self.rows_agree,
+            batches_agree=self.batches_agree,
+            mixes=self.mixes,
         )
         await self._unless_it_fails(self.run.start(where, state))
 
@@ -224,6 +230,7 @@ class _Loading:
         opened = await delivery.open(run.session, seat, peer, delivered)
         self.rows_agree &= opened.rows_agree
         self.batches_agree &= opened.batches_agree
+        self.mixes &= opened.mixes and opened.rows_agree
 
     async def _unless_it_fails(self, work: Coroutine[Any, Any, object]) -> None:
         """Do this work, but end at once if a peer is lost, even if others are still busy."""

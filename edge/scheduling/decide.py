@@ -22,7 +22,7 @@ from edge.scheduling.events import (
     SwapOutDone,
 )
 from edge.scheduling.fairness import ANSWER_WEIGHT
-from edge.scheduling.next_step import next_step
+from edge.scheduling.next_step import next_step, take_chunk
 from edge.scheduling.orders import FoundPrefix, Match, Orders, Work
 from edge.scheduling.prefix_reuse import NOTHING_LEFT
 from edge.scheduling.prefixes import cut, joined
@@ -37,6 +37,7 @@ def decide(state: SchedulingState, events: Iterable[Event] = ()) -> Orders:
     The orders count as carried out: the next ones build on them. Call it again, without events,
     until there is no step. Raises ValueError for events that contradict the orders so far.
     """
+    state.newest_answer_s = None
     for event in events:
         _apply(state, event)
     yields = state.should_yield
@@ -167,8 +168,9 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
     step, tokens, last = under_way.step, answered.tokens, answered.last
     if len(tokens) != under_way.tokens and not (answered.drafted and tokens):
         raise ValueError(f"{len(tokens)} tokens for a step that gives {under_way.tokens}")
-    if answered.at_s is not None and state.last_answer_s is not None:
-        _observe(state, under_way, answered.at_s - state.last_answer_s)
+    if answered.at_s is not None:
+        _observe(state, under_way, answered.at_s)
+    state.newest_answer_s = answered.at_s
     under_way.answers += 1
     if last:
         state.under_way.popleft()
@@ -205,11 +207,23 @@ def _answered(state: SchedulingState, answered: Answered) -> None:
         if guesses.tokens and entry is not None and not entry.is_led:
             entry.guesses, entry.in_turn = guesses.tokens, guesses.in_turn
             entry.pairs = True
+    if step.rest and not last:
+        _go_on_reading(state, step)
     if last:
         _end_step(state, step)
 
 
+def _go_on_reading(state: SchedulingState, step: Step) -> None:
+    """The next step of a run takes the next chunk of its prompt."""
+    chunk = step.entries[-1]
+    if (entry := state.active.get(chunk.request)) is not None:
+        take_chunk(state, entry, len(chunk.tokens))
+
+
 def _end_step(state: SchedulingState, step: Step) -> None:
+    reading = state.active.get(step.entries[-1].request) if step.rest else None
+    if reading is not None:
+        state.turns.appendleft(reading.request)
     for part in step.entries:
         entry = state.active.get(part.request)
         if entry is not None:
@@ -218,15 +232,23 @@ def _end_step(state: SchedulingState, step: Step) -> None:
                 _release(state, state.active.pop(part.request), has_ended=False)
 
 
-def _observe(state: SchedulingState, under_way: StepUnderWay, seconds: float) -> None:
-    step = under_way.step
-    if seconds <= 0:
-        return  # the clock is a peer's
-    if not (step.is_decode or under_way.answers):
-        if not step.singly:
-            state.pacing.read(step.num_tokens, seconds)
-    elif any(part.logit_rows for part in step.entries):
-        state.pacing.decoded(seconds)
+def _observe(state: SchedulingState, under_way: StepUnderWay, at_s: float) -> None:
+    """Tell the pacing how long a step took, of which an answer came at this time of a peer's
+    clock. An answer's next token waits for the way to here and back as well, unless another step
+    was under way."""
+    step, last_s = under_way.step, state.last_answer_s
+    decodes = not step.is_mixed and (step.is_decode or under_way.answers)
+    begun_s = max((each for each in (last_s, under_way.since_s) if each is not None), default=at_s)
+    if at_s <= begun_s or step.singly:
+        return
+    if step.is_mixed:
+        state.mixed_pacing.read(len(step.entries[-1].tokens), at_s - begun_s)
+    elif not decodes:
+        state.pacing.read(step.num_tokens, at_s - begun_s)
+    elif step.logit_rows:
+        state.mixed_pacing.decoded(at_s - begun_s, answers=step.batch)
+        if last_s is not None:
+            state.pacing.decoded(at_s - last_s)
 
 
 def _prefix_found(state: SchedulingState, found: PrefixFound) -> None:

@@ -1,9 +1,10 @@
 """The next step of a run. Pure.
 
 Requests that each wait for one token go together, because a batch reads the weights once for all
-of them (continuous batching). Prompts are computed in chunks (chunked prefill), in turn with those
-batches. While answers are under way the chunks are short (`pacing.py`), so that a long prompt does
-not hold up other replies. Only as many steps are under way as keep every stage busy, because a step
+of them (continuous batching). Prompts are computed in chunks (chunked prefill): beside the answers'
+tokens in one step where all shards can (stall-free batches, after Sarathi-Serve), else in turn with
+them. While answers are under way the chunks are short (`pacing.py`), so that a long prompt does not
+hold up other replies. Only as many steps are under way as keep every stage busy, because a step
 that was handed out cannot be reordered.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edge.models.pictures import is_row
 from edge.protocol.step import MAX_CHUNK_TOKENS, MOST_IN_TURN, SHORTEST_STEP, Step
 from edge.scheduling.orders import Work
 from edge.scheduling.pacing import time_of_prompts
@@ -18,6 +20,8 @@ from edge.scheduling.prefixes import Span, joined, next_chunk
 from edge.scheduling.request_state import RequestState
 from edge.scheduling.state import SchedulingState, StepUnderWay
 
+MOST_SHARED = 16
+"""Steps of a run with chunks of a prompt, whose size does not change in it."""
 REPEATED_TOKENS = 32
 """Tokens of an answer that one step repeats: a request that comes meanwhile waits for no more."""
 
@@ -27,11 +31,13 @@ def next_step(state: SchedulingState) -> StepUnderWay | None:
     if len(state.under_way) > state.limits.stages:
         return None
     known = (_chunk, _repeat)
-    order = (*known, _decode) if state.decoded_last else (_decode, *known)
+    # A chunk that answers share a step with keeps none of them waiting.
+    chunk_first = state.decoded_last or (state.mixed_last and bool(_sharing(state)))
+    order = (*known, _decode) if chunk_first else (_decode, *known)
     for choose in order:
         step = choose(state)
         if step is not None:
-            state.decoded_last = choose is _decode
+            state.decoded_last, state.mixed_last = choose is _decode, step.is_mixed
             return _hand_out(state, step)
     return None
 
@@ -42,7 +48,7 @@ def _hand_out(state: SchedulingState, step: Step) -> StepUnderWay:
         state.slots.open(name)
     state.slots.gather(names)
     state.work += Work(steps=1)
-    under_way = StepUnderWay(step, 0)
+    under_way = StepUnderWay(step, 0, since_s=state.newest_answer_s)
     for part in step.entries:
         entry = state.active[part.request]
         entry.memory.steps_out += 1
@@ -53,13 +59,12 @@ def _hand_out(state: SchedulingState, step: Step) -> StepUnderWay:
 
 def _decode(state: SchedulingState) -> Step | None:
     """One token of every request that waits for one. Alone, these run on by themselves."""
-    decoding = [each.step for each in state.under_way if each.step.is_decode]
+    decoding = _decoding(state)
     if len(decoding) >= state.limits.stages and not _are_in_turn(state, decoding):
         return None
-    are_ready = state.ready()
-    if not are_ready:
+    ready = _ready(state)
+    if not ready:
         return None
-    ready = [are_ready[name] for name in state.slots.arranged(tuple(are_ready))]
     late = next((each for each in ready if each.behind), None)
     if late is not None:  # a step with others takes one token of each
         ready = [late]
@@ -79,6 +84,29 @@ def _decode(state: SchedulingState) -> Step | None:
         run=run,
         drafts=drafts,
     )
+
+
+def _decoding(state: SchedulingState) -> list[Step]:
+    """The steps under way that compute tokens of answers."""
+    steps = [each.step for each in state.under_way]
+    return [step for step in steps if step.is_decode or step.is_mixed]
+
+
+def _ready(state: SchedulingState) -> list[RequestState]:
+    """The answers whose next token can be computed now, in the order of their caches."""
+    are_ready = state.ready()
+    return [are_ready[name] for name in state.slots.arranged(tuple(are_ready))]
+
+
+def _sharing(state: SchedulingState) -> list[RequestState]:
+    """The answers whose next token is computed beside a chunk of a prompt; none where they have
+    steps of their own."""
+    if not state.limits.mixes or len(_decoding(state)) >= state.limits.stages:
+        return []
+    ready = _ready(state)
+    if any(each.behind for each in ready) or _in_turn(state, ready) is not None:
+        return []
+    return ready if state.mixed_pacing.knows(len(ready)) else []
 
 
 def _in_turn(state: SchedulingState, ready: Sequence[RequestState]) -> RequestState | None:
@@ -129,15 +157,22 @@ def _paired(state: SchedulingState, entry: RequestState, run: int) -> Step:
 
 
 def _chunk(state: SchedulingState) -> Step | None:
-    """The next chunk of the prompt whose turn it is."""
+    """The next chunk of the prompt whose turn it is, beside tokens of answers where these can share
+    its step."""
     while state.turns:
-        entry = state.active.get(_next_turn(state))
+        name = _next_turn(state)
+        entry = state.active.get(name)
+        sharing = [] if entry is None else _sharing_with(state, entry)
+        if entry is not None and not sharing and _awaits_answers(state, entry):
+            return None
+        state.turns.remove(name)
         if entry is not None:  # else cancelled meanwhile
-            return _chunk_of(state, entry)
+            return _chunk_of(state, entry, sharing)
     return None
 
 
-def _chunk_of(state: SchedulingState, entry: RequestState) -> Step:
+def _chunk_of(state: SchedulingState, entry: RequestState, sharing: Sequence[RequestState]) -> Step:
+    """sharing: answers whose next tokens are in its step."""
     start = entry.computed
     span = next((each for each in entry.singly if each[1] > start), None)
     is_single = span is not None and span[0] <= start
@@ -151,15 +186,13 @@ def _chunk_of(state: SchedulingState, entry: RequestState) -> Step:
             size = block[1] - start
         else:
             end = end if block is None else min(end, block[0])
-            size = next_chunk(end - start, _most_in_chunk(state, entry))
+            size = next_chunk(end - start, _most_in_chunk(state, entry, sharing))
     chunk = tuple(entry.tokens[start : start + size])
-    entry.computed += len(chunk)
-    state.work += Work(prompt_tokens=len(chunk))
-    state.shares.give(entry.who, len(chunk))
-    if state.reuse is not None:
-        state.reuse.computed(entry)
+    take_chunk(state, entry, len(chunk))
     if len(chunk) < SHORTEST_STEP and not is_single:
         entry.singly = joined(entry.singly, (start, entry.computed))
+    if sharing and len(chunk) >= SHORTEST_STEP:
+        return _shared(state, sharing, entry, chunk)
     if entry.computed < entry.prompt_tokens:
         state.turns.append(entry.request)
     ends = entry.computed == len(entry.tokens)
@@ -174,6 +207,80 @@ def _chunk_of(state: SchedulingState, entry: RequestState) -> Step:
     return Step(entries=(part,), run=run, drafts=drafts)
 
 
+def take_chunk(state: SchedulingState, entry: RequestState, size: int) -> None:
+    """Count the next tokens of a prompt as computed: they are in a step that was handed out."""
+    entry.computed += size
+    state.work += Work(prompt_tokens=size)
+    state.shares.give(entry.who, size)
+    if state.reuse is not None:
+        state.reuse.computed(entry)
+
+
+def _shared(
+    state: SchedulingState,
+    sharing: Sequence[RequestState],
+    entry: RequestState,
+    chunk: tuple[int, ...],
+) -> Step:
+    """A step with this chunk of a prompt, which counts as computed, beside tokens of answers. It is
+    a run while nothing else waits: the chunks after it are as long."""
+    size, start = len(chunk), entry.computed - len(chunk)
+    ends = entry.computed == len(entry.tokens)
+    part = entry.part(start, chunk, logit_rows=int(ends))
+    tokens = (each.part(each.computed, (each.tokens[-1],), logit_rows=1) for each in sharing)
+    more = 0 if part.turns or part.sees_all else _more_chunks(state, sharing, entry, size)
+    rest = entry.tokens[entry.computed :][: more * size]
+    if not rest and entry.computed < entry.prompt_tokens:
+        state.turns.append(entry.request)  # else at the end of the run
+    return Step(entries=(*tokens, part), run=1 + len(rest) // size, rest=tuple(rest))
+
+
+def _more_chunks(
+    state: SchedulingState, sharing: Sequence[RequestState], entry: RequestState, size: int
+) -> int:
+    """How many chunks of this size follow in a run, while nothing else is to be done."""
+    others_wait = state.turns or state.repeats or state.residency.awaits_room
+    is_busy = len(sharing) + 1 < state.residency.num_inside
+    if state.limits.stages > 1 or others_wait or is_busy or any(each.is_led for each in sharing):
+        return 0
+    ends = [entry.prompt_tokens, *entry.saves, *(first for first, _last in entry.singly)]
+    end = min(each for each in ends if each >= entry.computed)
+    # The last chunk has a step of its own, of two tokens at least.
+    chunks = (end - SHORTEST_STEP - entry.computed) // size
+    most = min(MOST_SHARED - 1, _most_tokens(sharing) - 1, MAX_CHUNK_TOKENS // size)
+    more = max(0, min(chunks, most))
+    tokens = entry.tokens[entry.computed : entry.computed + more * size]
+    return 0 if any(map(is_row, tokens)) else more
+
+
+def _awaits_answers(state: SchedulingState, entry: RequestState) -> bool:
+    """Whether a chunk of this prompt should wait for answers under way, which are about to be ready
+    for its step. Then no stage idles meanwhile."""
+    steps = _decoding(state)
+    if len(state.under_way) < state.limits.stages or any(step.drafted for step in steps):
+        return False
+    return _may_share(state, entry) and any(
+        state.mixed_pacing.knows(step.batch - step.is_mixed) for step in steps
+    )
+
+
+def _may_share(state: SchedulingState, entry: RequestState) -> bool:
+    """Whether the next chunk of this prompt may be in one step with answers."""
+    start = entry.computed
+    is_plain = entry.rows is None and entry.block_at(start) is None and entry.speculate != "mtp"
+    is_single = any(first <= start < last for first, last in entry.singly)
+    return state.limits.mixes and is_plain and not is_single
+
+
+def _sharing_with(state: SchedulingState, entry: RequestState) -> list[RequestState]:
+    """The answers whose next token is computed beside the next chunk of this prompt."""
+    if not _may_share(state, entry):
+        return []
+    sharing = _sharing(state)
+    has_room = len(sharing) + SHORTEST_STEP <= state.limits.chunk_tokens
+    return sharing if has_room else []
+
+
 def _next_turn(state: SchedulingState) -> str:
     """The request whose prompt is computed further, by fair queueing."""
     turns = [state.active.get(name) for name in state.turns]
@@ -182,19 +289,23 @@ def _next_turn(state: SchedulingState) -> str:
     if len(firsts) > 1:
         order = dict.fromkeys(entry.who for entry in turns if entry is not None)
         name = firsts[state.shares.first(order)]
-    state.turns.remove(name)
     return name
 
 
-def _most_in_chunk(state: SchedulingState, entry: RequestState) -> int:
-    """The longest chunk, shortened while readers of answers would wait for it."""
-    most = state.limits.most_in_chunk(entry.rows)
+def _most_in_chunk(
+    state: SchedulingState, entry: RequestState, sharing: Sequence[RequestState]
+) -> int:
+    """The longest chunk, shortened while readers of answers would wait for it. sharing: answers in
+    its step."""
+    most = state.limits.most_in_chunk(entry.rows) - len(sharing)
     answering = [each.who for each in state.active.values() if each.is_answering]
     if not answering or not state.limits.rows_agree:
         return most
     waiting = (state.active.get(name) for name in state.turns)
     reading = [entry.who, *(each.who for each in waiting if each is not None)]
     times = time_of_prompts(reading, answering)
+    if sharing:
+        return state.mixed_pacing.chunk_tokens(most, answers=len(sharing), times=times)
     return state.pacing.chunk_tokens(most, answers=len(answering), times=times)
 
 
@@ -264,10 +375,14 @@ def _run(state: SchedulingState, entries: Sequence[RequestState]) -> tuple[int, 
             return min(1 + len(first.guesses), tokens), drafts
     if is_led:
         return 1, 0
-    tokens = min(  # the last token is not computed
+    return _most_tokens(entries), drafts
+
+
+def _most_tokens(entries: Sequence[RequestState]) -> int:
+    """The most tokens that each of these may get with the memory that it has."""
+    return min(  # the last token is not computed
         min(entry.memory.room + 1, entry.memory.longest) - len(entry.tokens) for entry in entries
     )
-    return tokens, drafts
 
 
 def _most_drafted(state: SchedulingState, entry: RequestState) -> int:

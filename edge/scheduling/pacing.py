@@ -1,8 +1,9 @@
 """Pacing: the length of prefill chunks while answers are under way.
 
-Pure: seconds of steps in, sizes of chunks out. Chunks and decode steps alternate, so a chunk's time
-delays every answer. A chunk gets the time of one decode step, or more if more requests wait for
-their first token than for their next, so that all waiting counts alike.
+Pure: seconds of steps in, sizes of chunks out. Chunks and decode steps alternate, or share steps
+where all shards can, so a chunk's time delays every answer. A chunk gets the time of one decode
+step, or more if more requests wait for their first token than for their next, so that all waiting
+counts alike.
 
 Step times are observed, not predicted: they depend on the plan, the context and other load. If a
 larger chunk takes hardly longer, for example because steps wait for a network, it is used.
@@ -23,6 +24,10 @@ _MOST_SLOWER = 2.0
 """A step slower than this multiple of the average is an outlier."""
 _HARDLY_LONGER, _SOMEWHAT_LONGER = 1.1, 1.25
 """Relative to the next smaller chunk, and to the smallest."""
+_MOST_MIXED = 32
+"""Steps with a chunk between two without, which show how long the answers take alone."""
+_LEAST_SHARE = 0.05
+"""Least time of a chunk in a step with answers, relative to a step of these alone."""
 _PATIENCE = 24
 """Chunks before a larger one is tried again: this delays fewer than one token in twenty."""
 
@@ -87,6 +92,8 @@ class Pacing:
         elif self._decode_s is not None and self._is_new:
             self._adapt(self._size, times * self._decode_s, most)
         self._is_new = False
+        if self._size > most:
+            self._size = _rounded(most)
         return min(most, self._size)
 
     def _adapt(self, size: int, limit_s: float, most: int) -> None:
@@ -102,6 +109,40 @@ class Pacing:
         if larger <= most and (self._patience <= 0 or chunk_s * larger / size <= limit_s):
             self._size = larger
             self._chunks_s.pop(larger, None)  # the observation may be old
+
+
+class MixedPacing:
+    """Decides the length of chunks that share a step with tokens of answers.
+
+    Such a step reads the weights once for both. What it takes longer than a step of the answers
+    alone is the chunk's time, which is limited as that of a chunk in turn.
+    """
+
+    def __init__(self) -> None:
+        self._pacing = Pacing()
+        self._alone_s = 0.0
+        self._answers = 0
+        self._steps = 0
+
+    def decoded(self, seconds: float, *, answers: int) -> None:
+        """Record a step of these answers alone."""
+        is_known = answers == self._answers
+        self._alone_s = _mean(self._alone_s if is_known else None, seconds)
+        self._answers, self._steps = answers, 0
+        self._pacing.decoded(self._alone_s)
+
+    def read(self, tokens: int, seconds: float) -> None:
+        """Record a step with a chunk of so many tokens."""
+        self._pacing.read(tokens, max(seconds - self._alone_s, _LEAST_SHARE * self._alone_s))
+        self._steps += 1
+
+    def knows(self, answers: int) -> bool:
+        """Whether it is known how long a step of so many answers takes alone."""
+        return answers == self._answers and self._steps < _MOST_MIXED
+
+    def chunk_tokens(self, most: int, *, answers: int, times: float) -> int:
+        """See `Pacing.chunk_tokens`."""
+        return self._pacing.chunk_tokens(most, answers=answers, times=times)
 
 
 def _mean(before: float | None, now: float) -> float:

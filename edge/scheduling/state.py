@@ -13,7 +13,7 @@ from edge.offload.kv.slot_order import SlotOrder
 from edge.protocol.step import MAX_CHUNK_TOKENS, SHORTEST_STEP, Rows, Step
 from edge.scheduling.fairness import FairShares
 from edge.scheduling.orders import FoundPrefix, Work
-from edge.scheduling.pacing import Pacing
+from edge.scheduling.pacing import MixedPacing, Pacing
 from edge.scheduling.prefix_reuse import PrefixReuse
 from edge.scheduling.prefixes import PrefixCacheIndex
 from edge.scheduling.request_state import RequestState
@@ -39,6 +39,9 @@ class SchedulingLimits:
     batches_agree: bool = False
     """A token is the same whichever other requests are in its step, so several answers may be
     repeated together."""
+    mixes: bool = False
+    """A step may have a chunk of a prompt beside tokens of other requests, each with the bits of a
+    step of its own."""
     drafts: int = 0
     """The longest draft of an answer; 0: no drafts."""
     rewinds: bool = False
@@ -65,6 +68,8 @@ class StepUnderWay:
     """How many tokens it gives."""
     answers: int = 0
     """Answers so far, one for each step of its run."""
+    since_s: float | None = None
+    """When the answer came that it was handed out after; None: it was not handed out at once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +90,13 @@ class SchedulingState:
     """Where caches lie in a shard's pool after the orders so far. It does not affect results; it
     orders batches so that fewer caches are copied."""
     decoded_last: bool = False
+    mixed_last: bool = False
+    """The newest step has a chunk and tokens of answers."""
+    mixed_pacing: MixedPacing = field(default_factory=MixedPacing)
     last_answer_s: float | None = None
     """When the last answer came to a step that the next one waited for."""
+    newest_answer_s: float | None = None
+    """When the newest answer came, while it is decided what follows it."""
     disk_full: str = ""
     """Why a shard could not swap out, if one could not."""
     work: Work = field(default_factory=Work)

@@ -316,7 +316,12 @@ def _held(header: Header, options: LoadOptions, usable_bytes: int) -> tuple[Held
         return ()
     limits = options.limits(spec)
     beside_bytes = most_overhead(
-        spec, limits, may_split=False, stream=False, kv_dtype=options.kv_dtype
+        spec,
+        limits,
+        may_split=False,
+        stream=False,
+        kv_dtype=options.kv_dtype,
+        has_tiles=not options.packs_blocks,  # one library has kernels for both
     )
     found: list[HeldAs] = []
     own = header.own_encoding

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from edge.kernels.attention.onnx_pictures import seeing_all
 from edge.kernels.attention.reference import PackedAttention
+from edge.kernels.attention.tiles import attends_in_tiles
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, HeadSizes, Inputs, corrected, corrections
 from edge.kernels.onnx_graph import CONTRIB, EDGE, OnnxGraph, Provider
@@ -18,8 +19,6 @@ from edge.kernels.rms_norm.onnx import rms_norm
 from edge.kernels.rope.onnx import rope
 
 _ROTARY_MULTIPLE = 16
-_LARGEST_OWN_HEAD = 512
-"""Elements of a head for kernels/native."""
 
 
 def _rotates_itself(form: PackedAttention, provider: Provider) -> bool:
@@ -41,6 +40,15 @@ def _is_by_nodes(form: PackedAttention, provider: Provider) -> bool:
     return provider.attends_by_nodes or (form.soft_cap is not None and provider.is_webgpu)
 
 
+def takes_counts(
+    form: PackedAttention, kv_bits: int | None, provider: Provider, *, sees_all: str = ""
+) -> bool:
+    """Whether the operator of kernels/native attends. sees_all: see `AttentionNames`."""
+    return provider.has_own_attention and attends_in_tiles(
+        form, kv_bits, among_pictures=bool(sees_all)
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNames:
     """The graph inputs that every attention of a step shares, by name.
@@ -49,7 +57,8 @@ class AttentionNames:
     `needs_positions` says so and for remainders; lengths int32 [batch], the index of the last key;
     total int32 scalar, the number of keys; turns int64 [batch, tokens], rows of cos and sin, where
     these are not those of the positions; sees_all bool scalar, whether all tokens of the step see
-    each other, where that may be.
+    each other, where that may be; counts int32 [batch], the tokens of each request, where
+    `takes_counts` says so: these may differ, with qkv [1, tokens of all, columns].
     """
 
     cos: str
@@ -59,6 +68,7 @@ class AttentionNames:
     total: str
     turns: str = ""
     sees_all: str = ""
+    counts: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +165,8 @@ def attention(
     # The kernel for masks takes blocks of keys, which codes are unpacked for each time: one row
     # behind 1,000 tokens takes a third longer with it. Windows, caps and sinks have another one.
     takes_blocks = sinks is None and form.window is None and form.soft_cap is None
-    by_own = graph.provider.has_own_attention and _is_own(form, cache, names)
-    has_ways = cache.bits == 8 and takes_blocks and not by_own and not graph.provider.is_webgpu
+    has_ways = cache.bits == 8 and takes_blocks and not names.counts
+    has_ways &= not graph.provider.is_webgpu
     sees_all = _is_one_row(graph, qkv) if has_ways else ""
     if names.sees_all and not among_pictures:
         sees_all = graph.node("Or", sees_all, names.sees_all) if has_ways else names.sees_all
@@ -196,10 +206,11 @@ def attention(
             then_branch=whole.body(seen, *written[1:]), else_branch=causal.body(*plain),
         )  # fmt: skip
         weights: list[str] = []
-    elif by_own:
+    elif names.counts:
         output, present_keys, present_values = graph.nodes(
             "Attention" if cache.bits is None else "CodeAttention",
             *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
+            names.counts,
             outputs=3, domain=EDGE, heads=num_heads, kv_heads=num_kv_heads, size=padded,
             turned=form.turned_elements if by_itself else 0,
             interleaved=int(form.interleaved), scale=int(np.float32(factor).view(np.uint32)),
@@ -221,15 +232,6 @@ def attention(
     if exact is not None:
         return output, present_keys, present_values, exact.present
     return output, present_keys, present_values
-
-
-def _is_own(form: PackedAttention, cache: CacheNames, names: AttentionNames) -> bool:
-    """Whether the operator of kernels/native knows this form of attention."""
-    if form.window is not None or form.soft_cap is not None or names.sees_all:
-        return False
-    if form.head_size > _LARGEST_OWN_HEAD or cache.is_windowed or cache.remainders:
-        return False
-    return cache.bits in {None, 8}
 
 
 def _is_one_row(graph: OnnxGraph, qkv: str) -> str:

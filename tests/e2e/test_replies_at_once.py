@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from edge_kernels import kernels
 
 import edge
+from edge.protocol.step import Step
+from edge.scheduling import next_step
+from edge.scheduling.state import SchedulingState, StepUnderWay
 from edge.studies.benchmark import BenchmarkOptions, run_benchmark
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
@@ -31,6 +35,40 @@ def test_replies_at_once_have_the_tokens_of_replies_alone(
         checkpoint.path, dtype="float32", plan=plan, context_tokens=64, concurrency=3
     ) as model:
         assert replies_at_once(model, prompts, lengths) == expected
+
+
+@pytest.mark.skipif(kernels() == "plain", reason="this processor has no fast kernels: not run")
+@pytest.mark.parametrize("layout", ["tensor_3", "pipeline_2"])
+def test_prompts_that_are_read_beside_answers_change_no_token(
+    tiny_checkpoint: Checkpoints,
+    five_peers: edge.Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
+) -> None:
+    """Four long prompts, once there is room. int4 as it is by default: in blocks of files."""
+    steps: list[Step] = []
+    hand_out = next_step._hand_out
+
+    def noted(state: SchedulingState, step: Step) -> StepUnderWay:
+        steps.append(step)
+        return hand_out(state, step)
+
+    monkeypatch.setattr(next_step, "_hand_out", noted)
+    checkpoint = tiny_checkpoint("llama")
+    plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
+    prompts = [checkpoint.prompt(length) for length in (5, 3, 8, 40, 33, 38, 45)]
+    lengths = [50, 55, 20, 9, 15, 20, 12]
+    with five_peers.load(
+        checkpoint.path, dtype="int4", plan=plan, context_tokens=64, concurrency=3, speculate="off"
+    ) as model:
+        expected = [
+            replies_at_once(model, [prompt], [length])[0]
+            for prompt, length in zip(prompts, lengths, strict=True)
+        ]
+        assert not any(step.is_mixed for step in steps)
+        assert replies_at_once(model, prompts, lengths) == expected
+    if layout == "tensor_3":  # stages have steps of their own while another computes
+        assert any(step.is_mixed for step in steps)
 
 
 def test_a_benchmark_accounts_for_every_peer(

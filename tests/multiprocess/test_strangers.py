@@ -376,6 +376,7 @@ STEP = {
     "states": False,
     "drafts": 0,
     "spare": 0,
+    "rest": [],
 }
 TERMS = {"sampling": {}, "end_ids": [], "max_new_tokens": 1, "prompt_tokens": 0, "logprobs": None}
 NONSENSE = [

@@ -85,6 +85,10 @@ class Peers:
     gave_up: int = 0
     must_yield: bool = False
     drafts: int = 0
+    now_s: float = 0.0
+    chunk_tokens: int = 0
+    shared: int = 0
+    """Chunks beside tokens of answers."""
 
     def add(self, prompt: int, new_tokens: int) -> None:
         """Every other one goes on from the last answer that there is, and some from their own, of
@@ -288,6 +292,11 @@ class Peers:
                     assert len(entry.tokens) % 2 == 0
                 asked.computed = end
                 most = max(end + step.run - 1 + (step.drafts > 0), entry.end)
+                if step.is_mixed and entry is step.entries[-1]:
+                    self.shared += 1
+                    assert step.rows <= self.chunk_tokens
+                    most = end + len(step.rest)
+                    assert most <= asked.prompt_tokens - 2 * bool(step.rest)
                 assert not step.drafts or asked.longest <= self.capacity
                 assert most <= max(self.capacity, self.reserved.get(entry.request, 0))
                 self.started.add(entry.request)
@@ -313,7 +322,7 @@ class Peers:
             for entry in step.entries
             if entry.logit_rows and self.asked[entry.request].new_tokens
         ]
-        left, is_first = step.run, True
+        left, is_first, chunks = step.run, True, step
         while True:
             drafted = step.drafted if is_first else min(step.drafts, self.next_token % 5)
             count = 1
@@ -339,7 +348,17 @@ class Peers:
             is_first = False
             self.check_memory()
             ended = any(asked.is_done for asked in wanting)
-            self.scheduler.answer(tokens, ends=ends, last=last or ended, drafted=drafted)
+            self.now_s += 1.0
+            self.scheduler.answer(
+                tokens, ends=ends, last=last or ended, drafted=drafted, at_s=self.now_s
+            )
+            if step.rest and not (last or ended):
+                chunks = chunks.following(tokens)
+                entry = chunks.entries[-1]
+                reading = self.asked[entry.request]
+                assert entry.position == reading.computed
+                assert entry.tokens == tuple(reading.tokens[entry.position : entry.end])
+                reading.computed = entry.end
             if last or ended:
                 self.out.popleft()
                 self.must_yield = False
@@ -376,7 +395,9 @@ def everything_is_computed_once_and_in_order(
     is_strict: bool,
     places: int = 0,
     drafts: int = 0,
-) -> None:
+    mixes: bool = False,
+) -> int:
+    """The number of chunks beside tokens of answers."""
     drafts = drafts if rows_agree and not is_strict and not places and chunk > 1 else 0
     if disk >= 38 and small_memory is not None:
         capacity = small_memory
@@ -409,12 +430,14 @@ def everything_is_computed_once_and_in_order(
         rows_agree=rows_agree,
         batches_agree=rows_agree,
         drafts=drafts,
+        mixes=mixes,
         memory_tokens=capacity,
     )
     peers = Peers(
         scheduler, capacity, requests, stages, disk, 0 if places else known, drafts=drafts
     )
     peers.most_kept, peers.is_strict, peers.places = most_kept, is_strict, places
+    peers.chunk_tokens = chunk
     moves = 0
 
     def has_room() -> bool:
@@ -453,6 +476,7 @@ def everything_is_computed_once_and_in_order(
     assert full_after is not None or not peers.gave_up
     assert peers.finished == set(peers.asked), "every shard has freed them all"
     assert scheduler.decide() == Orders()
+    return peers.shared
 
 
 @given(
@@ -515,6 +539,47 @@ def test_answers_with_guesses_are_computed_again_in_the_same_steps(**drawn: Any)
         fewest=2,
         is_strict=False,
     )
+
+
+@given(
+    events=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(1, 9), st.integers(1, 25)),
+            st.tuples(st.just("add"), st.integers(20, 30), st.integers(1, 8)),
+            st.tuples(st.just("answer"), st.integers(1, 9), st.just(0)),
+            st.tuples(st.just("match"), st.just(3), st.just(0)),
+            EVENT,
+        ),
+        min_size=20,
+        max_size=60,
+    ),
+    chunk=st.integers(3, 9),
+    capacity=st.integers(38, 120),
+    requests=st.integers(2, 5),
+    stages=st.integers(1, 3),
+    disk=st.sampled_from([0, 300]),
+    small_memory=st.sampled_from([None, 30]),
+    most_kept=st.integers(0, 3),
+    drafts=st.sampled_from([0, 3]),
+)
+@settings(max_examples=150)
+def test_chunks_beside_answers_are_computed_once_and_in_order(**drawn: Any) -> None:
+    """Also in runs, which end with an answer, or where others wait."""
+    everything_is_computed_once_and_in_order(
+        **drawn, logit_chunk=4, turn=4, full_after=None, known=0, page=1, rows_agree=True,
+        fewest=2, is_strict=False, mixes=True,
+    )  # fmt: skip
+
+
+def test_chunks_of_a_long_prompt_are_beside_answers() -> None:
+    """Two answers, and then a prompt of 30 tokens: in runs, if nothing else is to be done."""
+    begun = [("add", 2, 30), ("add", 4, 30), *[("answer", 1, 0), ("match", 3, 0)] * 4]
+    events = [*begun, ("add", 30, 1), ("match", 3, 0), *[("answer", 3, 0)] * 12]
+    for stages in (1, 2):
+        shared = everything_is_computed_once_and_in_order(
+            events, 8, 4, 120, 4, stages, 0, 4, None, None, 0, 1, 0, True, 2, False, mixes=True
+        )
+        assert shared >= 2
 
 
 @given(

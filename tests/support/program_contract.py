@@ -169,6 +169,9 @@ def steps_that_do_not_fit_are_refused_and_change_nothing(kind: Kind) -> None:
         refused(chunk("a", tuple(range(9))), "takes up to 2 requests or 8 tokens")
         refused(chunk("a", (SPEC.vocab_size,)), "token ids must lie in")
         refused(chunk("a", (1,), 40), "past the context of 40 tokens")
+        if not program.mixes:
+            (one,), (more,) = chunk("b", (1,)).entries, chunk("c", PROMPT).entries
+            refused(Step(entries=(one, more)), "a chunk of a prompt beside other requests")
         expected = compute(program, chunk("a", PROMPT))
         compute(program, chunk("b", PROMPT[:3], rows=0))
         room = LIMITS.cached_tokens - LENGTH - 3

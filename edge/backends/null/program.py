@@ -101,17 +101,17 @@ class NullProgram(HostKvStorage):
         return WeightReads()
 
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
-        shape = (step.batch, step.num_tokens, self._spec.hidden_size)
+        shape = (*step.shape, self._spec.hidden_size)
         return self._hidden[: np.prod(shape)].reshape(shape)
 
     def picture_rows(self, step: Step) -> NDArray[np.float32]:
         layers = len(self._spec.of_pictures(self._layout.layers))
-        return np.zeros((layers, step.batch, step.num_tokens, self._spec.hidden_size), np.float32)
+        return np.zeros((layers, *step.shape, self._spec.hidden_size), np.float32)
 
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
-        check_step(step, self._limits, vocab_size=self._spec.vocab_size)
+        check_step(step, self._limits, vocab_size=self._spec.vocab_size, mixes=self.mixes)
         self._moves.arrive(step)
         state = self.receive_buffer(step)
         if self._layout.is_first_stage:
@@ -138,7 +138,7 @@ class NullProgram(HostKvStorage):
                 self._go_on(slot, entry)
             self._cache.pool.wrote(slot, entry.end)
         self.counts.steps += 1
-        self.counts.tokens += step.batch * step.num_tokens
+        self.counts.tokens += step.rows
         self.counts.streamed_layers += self.streamed
         if not self._layout.is_last_stage:
             return state
@@ -154,7 +154,10 @@ class NullProgram(HostKvStorage):
         return HostLogits(self.forward(step, hidden, collective), self._last(step))
 
     def _last(self, step: Step) -> NDArray[np.float32]:
-        return self.receive_buffer(step)[:, step.num_tokens - step.logit_rows :]
+        state = self.receive_buffer(step)
+        if step.is_mixed:
+            return state[0, np.cumsum([len(entry.tokens) for entry in step.entries]) - 1, None]
+        return state[:, step.num_tokens - step.logit_rows :]
 
     def gram(self, run: int) -> NDArray[np.float32]:
         raise RequestError("the null back end has nothing to observe")
@@ -174,6 +177,10 @@ class NullProgram(HostKvStorage):
     @property
     def batches_agree(self) -> bool:
         return True
+
+    @property
+    def mixes(self) -> bool:
+        return not self._has_states
 
     @property
     def cache_digest(self) -> str:
@@ -206,7 +213,8 @@ class NullProgram(HostKvStorage):
         """Set the tokens' embedding, and rows of pictures to their signs. Tokens outside this
         shard's vocabulary stay zeros."""
         bits = np.arange(self._spec.hidden_size)
-        ids = np.asarray([entry.tokens for entry in step.entries], np.uint64)
+        ids = np.asarray([id for entry in step.entries for id in entry.tokens], np.uint64)
+        ids = ids.reshape(step.shape)
         part = self._layout.embedding
         is_here = (ids >= part.start) & (ids < part.stop)
         are_rows = ids >= PICTURE_IDS
@@ -218,7 +226,9 @@ class NullProgram(HostKvStorage):
         """Write the tokens' keys and values, and set the bits that this shard's heads flip."""
         all_bits, heads = self._attended[layer]
         window = self._layout.attentions[layer].window_rows
-        for place, entry in enumerate(step.entries):
+        flat, end = flips.reshape(-1, self._spec.hidden_size), 0
+        for entry in step.entries:
+            start, end = end, end + len(entry.tokens)
             ids = np.asarray(entry.tokens, np.uint64)  # of pictures' rows the lower half
             new = ids.astype("<u4").view(np.uint8).reshape(-1, _ID_BYTES)
             slot = self._cache.pool.open(entry.request)
@@ -240,7 +250,7 @@ class NullProgram(HostKvStorage):
             words = words[:, entry.position - first :]
             for head in np.unique(heads):
                 bits = all_bits[heads == head]
-                flips[place, :, bits] = word_bits(words[head], bits).T
+                flat[start:end, bits] = word_bits(words[head], bits)
 
     def _go_on(self, slot: int, entry: StepEntry) -> None:
         """Bring the state to the end of the entry. Raises RequestError if it is not the state of
@@ -258,8 +268,9 @@ class NullProgram(HostKvStorage):
             return
         first = 0
         for part in parts_of(step, is_split=True):
-            collective.all_reduce(array[:, first : first + part.num_tokens])
-            first += part.num_tokens
+            _, tokens = part.shape
+            collective.all_reduce(array[:, first : first + tokens])
+            first += tokens
             self.counts.sums += 1
 
 

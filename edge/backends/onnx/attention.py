@@ -10,11 +10,7 @@ from edge.backends.onnx.latent_attention import lower_latent
 from edge.backends.onnx.residual_stream import ResidualStream
 from edge.backends.onnx.segment_builder import Entry, SegmentBuilder
 from edge.backends.onnx.segments import rotation_names
-from edge.kernels.attention.onnx import (
-    AttentionNames,
-    CacheNames,
-    attention,
-)
+from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention, takes_counts
 from edge.kernels.attention.onnx import needs_positions as attention_needs_positions
 from edge.kernels.kv_cache.cache_size import (
     NEWEST_TOKENS,
@@ -87,22 +83,25 @@ def _inputs(
             graph.input(name, np.float32, ["context", turned // 2])
             for name in rotation_names(build.layout.rotations.index(part.rotary))
         )
-    if needs_positions or attention_needs_positions(
-        part.packed(build.spec.norm_epsilon), graph.provider
-    ):
+    packed = part.packed(build.spec.norm_epsilon)
+    if needs_positions or attention_needs_positions(packed, graph.provider):
         positions = graph.input(entry.named("positions"), np.int64, [entry.size, "tokens"])
     turns = sees_all = ""
     if part.rotary.axes:
         turns = graph.input(entry.named("turns"), np.int64, [entry.size, "tokens"])
     if part.sees_pictures and not graph.provider.is_webgpu:
         sees_all = graph.input("sees_all", np.bool_, [])
+    counts = ""
+    if takes_counts(packed, build.kv_bits, graph.provider, sees_all=sees_all):
+        counts = graph.input(entry.named("counts"), np.int32, [entry.requests])
     return AttentionNames(
         turns=turns,
         sees_all=sees_all,
         cos=cos,
         sin=sin,
         positions=positions,
-        lengths=graph.input(entry.named("lengths"), np.int32, [entry.size]),
+        lengths=graph.input(entry.named("lengths"), np.int32, [entry.requests]),
+        counts=counts,
         total=graph.input(entry.named("total"), np.int32, []),
     )
 
@@ -146,4 +145,4 @@ def _cache_rows(
     """(dtype, shape) of one layer's keys, which is also that of its values."""
     dtype, elements = cache_row(part.head_size, build.kv_bits)
     rows = entry.named("context") if part.kept_tokens is None else part.kept_tokens
-    return dtype, [entry.size, part.num_kv_heads, rows, elements]
+    return dtype, [entry.requests, part.num_kv_heads, rows, elements]

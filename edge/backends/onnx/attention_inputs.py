@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention, needs_positions
+from edge.kernels.attention.onnx import (
+    AttentionNames,
+    CacheNames,
+    attention,
+    needs_positions,
+    takes_counts,
+)
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.latent_attention.onnx import LatentCache, latent_attention
 from edge.kernels.latent_attention.reference import LatentForm
@@ -43,7 +49,11 @@ def attention_face(
         positions = cases.input(
             "positions", *(np.arange(rows, dtype=np.int64)[None] for rows in steps)
         )
+    counts = ""
+    if takes_counts(form, None, cases.graph.provider):
+        counts = cases.input("counts", *(np.asarray([rows], np.int32) for rows in steps))
     names = AttentionNames(
+        counts=counts,
         cos=same("cos", tables[0]) if turned else "",
         sin=same("sin", tables[1]) if turned else "",
         positions=positions,

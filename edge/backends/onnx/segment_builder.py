@@ -83,8 +83,13 @@ class Entry:
 
     @property
     def size(self) -> int | str:
-        """Number of requests, as a dimension."""
+        """The first size of hidden states, as a dimension."""
         return "batch" if self.number is None else 1
+
+    @property
+    def requests(self) -> int | str:
+        """Number of requests, as a dimension: see `Step.is_mixed`."""
+        return "requests" if self.number is None else 1
 
     def named(self, name: str) -> str:
         """Name of an input, output or dimension of this part."""

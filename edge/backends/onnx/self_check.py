@@ -233,6 +233,8 @@ class _Check:
         few = self._cases.cut(rows)
         if "total" in few:
             few["lengths"], few["total"] = keys_of(rows)
+        if "counts" in few:
+            few["counts"] = np.asarray([rows], np.int32)
         return few
 
     def _add(

@@ -31,11 +31,14 @@ class StepShape:
     two halves its number and its first row."""
 
     slot: int
+    requests: int
+    """Number of requests with the one that fills the step up, which have keys and values."""
     asked: int
-    """Number of requests."""
+    """The first size of arrays, without the request that fills the step up; see `Step.shape`."""
     batch: int
-    """Number of requests with the one that fills the step up."""
+    """The first size of arrays."""
     tokens: int
+    """The second size of arrays."""
     rows: int
     """Rows of logits, or of hidden states in a step with `states`."""
     states: bool
@@ -71,6 +74,7 @@ class StepBuffers:
         self._rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
         self._head_rows = np.zeros((_HALVES, limits.chunk_tokens), np.int64)
         self._lengths = np.zeros((_HALVES, most_batched(limits)), np.int32)
+        self._counts = np.zeros((_HALVES, most_batched(limits)), np.int32)
         self._total = np.zeros((_HALVES, 1), np.int32)
         self._totals = np.zeros((_HALVES, most_batched(limits)), np.int32)
         self._vocab_rows = len(layout.vocab)
@@ -123,19 +127,27 @@ class StepBuffers:
         shapes: list[StepShape] = []
         first_token = first_row = 0
         for half, part in enumerate(parts):
-            tokens, rows = part.num_tokens, part.head_rows
+            (asked, tokens), rows = part.shape, part.head_rows
+            start = first_token
             for index, entry in enumerate(part.entries):
-                start = first_token + index * tokens
-                self.tokens[start : start + tokens] = entry.tokens
-                self.positions[start : start + tokens] = np.arange(entry.position, entry.end)
+                end = start + len(entry.tokens)
+                self.tokens[start:end] = entry.tokens
+                self.positions[start:end] = np.arange(entry.position, entry.end)
                 self._turn(entry, start)
                 self._lengths[half, index] = entry.end - 1
+                self._counts[half, index] = len(entry.tokens)
                 self._totals[half, index] = entry.end
+                start = end
             self._of_all_steps["sees_all"][()] = part.entries[0].sees_all
             if fills_up:
                 self.tokens[part.batch] = self.positions[part.batch] = self.turns[part.batch] = 0
                 self._lengths[half, part.batch] = 0
-            self._rows[half, : max(rows, 1)] = np.arange(tokens - max(rows, 1), tokens)
+                self._counts[half, part.batch] = 1
+            if part.is_mixed:  # the last row of each request
+                rows = part.batch
+                self._rows[half, :rows] = np.cumsum(self._counts[half, :rows]) - 1
+            else:
+                self._rows[half, : max(rows, 1)] = np.arange(tokens - max(rows, 1), tokens)
             if part.states:
                 self._head_rows[half, 0] = rows - 1
             else:
@@ -146,8 +158,9 @@ class StepBuffers:
             shapes.append(
                 StepShape(
                     slot=slot,
-                    asked=part.batch,
-                    batch=part.batch + fills_up,
+                    requests=part.batch + fills_up,
+                    asked=asked,
+                    batch=asked + fills_up,
                     tokens=tokens,
                     rows=rows,
                     states=part.states,
@@ -195,7 +208,8 @@ class StepBuffers:
             "partial_out": rows_of(self.partial[write], parts * size, *place),
             "states": rows_of(self.hidden[write], size, batch, rows, shape.first_row),
             "logits": self.logits(batch, head_rows, first_head_row),
-            "lengths": self._lengths[shape.half, :batch],
+            "lengths": self._lengths[shape.half, : shape.requests],
+            "counts": self._counts[shape.half, : shape.requests],
             "total": self._total[shape.half].reshape(()),
             **self._of_all_steps,
         }

@@ -63,6 +63,8 @@ class GraphSteps(ABC, Generic[_G]):
     _graphs: _G
     _moves: CacheMoves
     device_sums = None
+    mixes = False
+    """See `StageCompute`."""
 
     def __init__(
         self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits, *, threads: int = 1
@@ -106,22 +108,22 @@ class GraphSteps(ABC, Generic[_G]):
     def receive_buffer(self, step: Step) -> NDArray[np.float32]:
         if self._spec.joins_states:  # beside the embedding's rows
             flat = self._buffers.partial[0]
-            return rows_of(flat, self._spec.hidden_size, step.batch, step.num_tokens)
-        handed = self._side_inputs.handed(step.batch, step.num_tokens)
+            return rows_of(flat, self._spec.hidden_size, *step.shape)
+        handed = self._side_inputs.handed(*step.shape)
         return self._hidden(0, step) if handed is None else handed
 
     def picture_rows(self, step: Step) -> NDArray[np.float32]:
-        return self._side_inputs.picture_rows(step.batch, step.num_tokens)
+        return self._side_inputs.picture_rows(*step.shape)
 
     def _hidden(self, number: int, step: Step) -> NDArray[np.float32]:
-        """One of the pair of hidden states [batch, tokens, hidden]."""
+        """One of the pair of hidden states [*step.shape, hidden]."""
         flat = self._buffers.hidden[number]
-        return rows_of(flat, self._spec.hidden_size, step.batch, step.num_tokens)
+        return rows_of(flat, self._spec.hidden_size, *step.shape)
 
     def forward(
         self, step: Step, hidden: NDArray[np.float32] | None, collective: Collective
     ) -> NDArray[np.float32]:
-        check_step(step, self._limits, vocab_size=self._spec.vocab_size)
+        check_step(step, self._limits, vocab_size=self._spec.vocab_size, mixes=self.mixes)
         self._graphs.check()
         slot, fills_up = self._place(step)
         if self._buffers.make_room_for_logits(step, step.batch + fills_up):
@@ -132,7 +134,7 @@ class GraphSteps(ABC, Generic[_G]):
             self._side_inputs.take_apart(self.receive_buffer(step), self._buffers.hidden[0])
         parts = parts_of(step, is_split=self._layout.is_split)
         shapes = self._buffers.fill(parts, slot, fills_up=fills_up)
-        rows = step.batch * step.num_tokens + fills_up
+        rows = step.rows + fills_up
         self._begin_step(rows)
         if self._graphs.embedding is not None:
             self._side_inputs.look_up(

@@ -34,7 +34,13 @@ from edge.host import block_kernels
 from edge.host.free_memory import usable_memory_bytes
 from edge.kernels.onnx_graph import CPU, ExternalTensor, Provider
 from edge.memory.step_memory import keeps_windows, load_bytes
-from edge.models.spec import FILE_BLOCKS, WEIGHTS_ON_DISK, WINDOWED_KV, ModelSpec
+from edge.models.spec import (
+    FILE_BLOCKS,
+    TILED_ATTENTION,
+    WEIGHTS_ON_DISK,
+    WINDOWED_KV,
+    ModelSpec,
+)
 from edge.models.towers.part import TowerPart
 from edge.offload import KVTier, numpy_dtype
 from edge.protocol.step import StepLimits
@@ -70,7 +76,7 @@ class OrtBackend:
         (
             *(() if can_put_memory_over_mappings() else (WEIGHTS_ON_DISK,)),
             *(() if has_windowed_caches() else (WINDOWED_KV,)),
-            *(() if block_kernels.library() else (FILE_BLOCKS,)),
+            *(() if block_kernels.library() else (FILE_BLOCKS, TILED_ATTENTION)),
         )
     )
     is_stand_in = False

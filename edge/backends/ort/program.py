@@ -61,6 +61,9 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         threads = provider.threads
         super().__init__(spec, layout, limits, threads=threads)
         self._provider = provider
+        self._widths = Widths.of_shard(
+            spec, layout, kv_dtype=kv_dtype, has_tiles=provider.has_own_attention
+        )
         self._kv_bits = kv_bits(kv_dtype)
         # The order of sums over remainders depends on the division into steps.
         self.rows_agree = self_check.of_chunks and not keeps_remainders(self._kv_bits)
@@ -71,6 +74,12 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         )
         self._fills_up = limits.batch_invariant and self_check.of_pairs and not self_check.of_single
         self.batches_agree = self_check.of_single or self._fills_up
+        self.mixes = (
+            self.rows_agree
+            and self_check.of_single
+            and not (spec.has_states or limits.observes)
+            and self._widths.in_tiles.issuperset(layout.attentions.values())
+        )
         self.weight_bytes = weight_bytes
         self._open_graphs = open_graphs
         self._arena = arena
@@ -108,7 +117,8 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         self._lend(step)
         self._moves.arrive(step)
         # Products take rows in pairs, and a single last row is rounded in another way.
-        fills_up = self._fills_up and step.num_tokens == 1 and step.batch % 2 == 1
+        is_single = step.num_tokens == 1 and not step.is_mixed
+        fills_up = self._fills_up and is_single and step.batch % 2 == 1
         requests = [entry.request for entry in step.entries]
         return self._cache.pool.gather(requests, spare=fills_up), fills_up
 
@@ -232,7 +242,7 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
                     self._spec, self._layout, self._limits, self._buffers, self._run_options
                 )
             self._lending = Lending(
-                widths=Widths.of_shard(self._spec, self._layout, kv_dtype=self._kv_dtype),
+                widths=self._widths,
                 limits=self._limits,
                 lends_buffers=self._lends_buffers,
             )
@@ -247,7 +257,7 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
         if step is not None:
             ends = {entry.request: entry.end for entry in step.entries}
             others = [pool.length(slot) for slot, name in pool.slots if name not in ends]
-            rows = step.batch * step.num_tokens
+            rows = step.rows
             unused = lending.unused_bytes(rows, (*ends.values(), *others))
         streamed.lend(min(unused, self._unused_bytes))
         self._unused_bytes = unused

@@ -579,7 +579,7 @@ def _feeds(
         "tensor(int8)": np.int8,
         "tensor(uint8)": np.uint8,
     }
-    sizes = {"batch": 1, "tokens": 1, "rows": 1, "context": 8, "routed_rows": 1}
+    sizes = {"batch": 1, "requests": 1, "tokens": 1, "rows": 1, "context": 8, "routed_rows": 1}
     feeds: dict[str, NDArray[np.generic]] = dict(vectors)
     routed = [each.shape[1] for each in session.get_inputs() if each.name == "expert_weights"]
     if routed:
@@ -591,7 +591,7 @@ def _feeds(
             shape = [sizes.get(size, size) for size in each.shape]
             if each.name in _VALUES:
                 feeds[each.name] = generator.standard_normal(shape, np.float32)
-            elif each.name == "total" or each.name.endswith("_scales"):
+            elif each.name in {"total", "counts"} or each.name.endswith("_scales"):
                 feeds[each.name] = np.ones(shape, kinds[each.type])
             else:
                 feeds[each.name] = np.zeros(shape, kinds[each.type])

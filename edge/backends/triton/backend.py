@@ -12,7 +12,14 @@ from edge.backends.interface import ShardWeights
 from edge.errors import CapacityError, RequestError
 from edge.host.free_memory import format_size, usable_memory_bytes
 from edge.memory.step_memory import keeps_windows
-from edge.models.spec import ALL_NEEDS, FILE_BLOCKS, PLACED_PICTURES, WINDOWED_KV, ModelSpec
+from edge.models.spec import (
+    ALL_NEEDS,
+    FILE_BLOCKS,
+    PLACED_PICTURES,
+    TILED_ATTENTION,
+    WINDOWED_KV,
+    ModelSpec,
+)
 from edge.offload import KVTier
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype, WeightFormat, kv_bits
@@ -53,7 +60,10 @@ class TritonBackend:
     """
 
     name = "triton"
-    lacks = (ALL_NEEDS - PART_KINDS - _FURTHER) | {WINDOWED_KV, PLACED_PICTURES, FILE_BLOCKS}
+    # Attention holds no scores either, but what it holds on a GPU was not measured.
+    lacks = (ALL_NEEDS - PART_KINDS - _FURTHER) | {
+        *(WINDOWED_KV, PLACED_PICTURES, FILE_BLOCKS, TILED_ATTENTION)
+    }
 
     def __init__(self, *, threads: int) -> None:
         self._threads = threads

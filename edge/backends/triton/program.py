@@ -184,6 +184,10 @@ class TritonProgram(SwappedKv):
         return False  # as above
 
     @property
+    def mixes(self) -> bool:
+        return False
+
+    @property
     def cache_digest(self) -> str:
         return (
             f"triton {triton.__version__} torch {torch.__version__} {self._device.name} "

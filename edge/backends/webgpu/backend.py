@@ -38,6 +38,7 @@ from edge.models.spec import (
     FURTHER_HEAD,
     PLACED_PICTURES,
     ROUNDED_KV,
+    TILED_ATTENTION,
     WEIGHTS_ON_DISK,
     WINDOWED_KV,
     ModelSpec,
@@ -66,7 +67,7 @@ class WebGpuBackend:
     lacks = frozenset(
         (
             *(WEIGHTS_ON_DISK, ROUNDED_KV, WINDOWED_KV),
-            *(PLACED_PICTURES, FURTHER_HEAD, FILE_BLOCKS),
+            *(PLACED_PICTURES, FURTHER_HEAD, FILE_BLOCKS, TILED_ATTENTION),
         )
     )
 

@@ -284,8 +284,35 @@ INLINE void add_some(const float *weights, const float *values, size_t size, siz
 
 static size_t sharing(const Attending *work) { return work->form->heads / work->form->kv_heads; }
 
-/* Queries of a key head, which are those of a row behind those of the row before it. */
-static size_t queries(const Attending *work) { return work->rows * sharing(work); }
+static size_t asked_rows(const Attending *work, size_t request) {
+  return work->counts ? (size_t)work->counts[request] : work->rows / work->requests;
+}
+
+static size_t rows_of(const Attending *work, size_t request) {
+  return work->starts[request + 1] - work->starts[request];
+}
+
+/* Queries of a request's key head, which are those of a row behind those of the row before it. */
+static size_t queries(const Attending *work, size_t request) {
+  return rows_of(work, request) * sharing(work);
+}
+
+static size_t blocks_of(const Attending *work, size_t rows) {
+  return (rows * sharing(work) + MOST_QUERIES - 1) / MOST_QUERIES;
+}
+
+/* The request that has this one of all rows, or of all blocks. */
+static size_t request_of(const size_t *before, size_t requests, size_t number) {
+  size_t first = 0, end = requests;
+  while (end - first > 1) {
+    const size_t middle = first + (end - first) / 2;
+    if (before[middle] <= number)
+      first = middle;
+    else
+      end = middle;
+  }
+  return first;
+}
 
 /* What one query has found: [0] the largest score, [1] the sum of weights, [2:] the sum of values. */
 static size_t found_size(const Attending *work) { return 2 + work->form->size; }
@@ -293,25 +320,35 @@ static size_t found_size(const Attending *work) { return 2 + work->form->size; }
 /* Some queries of a key head, which attend to a part of its keys. */
 typedef struct {
   const Attending *work;
-  size_t kv, first, count; /* the key head of a request; queries */
+  size_t request, kv, first, count; /* kv: its key head; queries of this */
 } Block;
 
 static Block block_of_part(const Attending *work, size_t number) {
-  const size_t first = number % work->blocks * MOST_QUERIES;
-  return (Block){.work = work, .kv = number / work->blocks, .first = first,
-                 .count = least(queries(work) - first, MOST_QUERIES)};
+  const size_t request = request_of(work->firsts, work->requests, number);
+  const size_t blocks = blocks_of(work, rows_of(work, request));
+  const size_t own = number - work->firsts[request];
+  const size_t first = own % blocks * MOST_QUERIES;
+  return (Block){.work = work, .request = request, .kv = own / blocks, .first = first,
+                 .count = least(queries(work, request) - first, MOST_QUERIES)};
+}
+
+/* Queries of all key heads before the block's. */
+static size_t before(const Block *block) {
+  const Attending *work = block->work;
+  const size_t start = work->starts[block->request] * work->form->kv_heads * sharing(work);
+  return start + block->kv * queries(work, block->request) + block->first;
 }
 
 /* How many keys the block's query sees. */
 static size_t seen(const Block *block, size_t query) {
   const Attending *work = block->work;
   const size_t row = (block->first + query) / sharing(work);
-  return (size_t)work->last[block->kv / work->form->kv_heads] + 2 + row - work->rows;
+  return (size_t)work->last[block->request] + 2 + row - rows_of(work, block->request);
 }
 
 static const float *queries_of(const Block *block) {
   const Attending *work = block->work;
-  return work->turned + (block->kv * queries(work) + block->first) * work->form->size;
+  return work->turned + before(block) * work->form->size;
 }
 
 /* Floats of a cache, or its codes as floats. */
@@ -420,7 +457,7 @@ static void fold(float *total, const float *found, size_t size) {
 static void begin_fold(const Block *block, size_t query, float *total) {
   const Attending *work = block->work;
   const size_t row_head = (block->first + query) % sharing(work);
-  const size_t head = block->kv % work->form->kv_heads * sharing(work) + row_head;
+  const size_t head = block->kv * sharing(work) + row_head;
   memset(total, 0, found_size(work) * sizeof *total);
   total[0] = work->sinks ? work->sinks[head] : -INFINITY;
   total[1] = work->sinks != NULL;
@@ -429,8 +466,8 @@ static void begin_fold(const Block *block, size_t query, float *total) {
 static void end_fold(const Block *block, size_t query, const float *total) {
   const Attending *work = block->work;
   const Form *form = work->form;
-  const size_t size = form->size, number = block->first + query, kv = block->kv % form->kv_heads;
-  const size_t row = block->kv / form->kv_heads * work->rows + number / sharing(work);
+  const size_t size = form->size, number = block->first + query, kv = block->kv;
+  const size_t row = work->starts[block->request] + number / sharing(work);
   float *output = work->output;
   output += (row * form->heads + kv * sharing(work) + number % sharing(work)) * size;
   for (size_t i = 0; i < size; i++) {
@@ -442,10 +479,11 @@ static void end_fold(const Block *block, size_t query, const float *total) {
 INLINE void attend_to(const Block *block, size_t chunk, float *found, int has_codes) {
   const Attending *work = block->work;
   const size_t first = chunk * PART_KEYS, row = work->form->size * (has_codes ? 1 : sizeof(float));
-  const size_t begin = (block->kv * work->context + first) * row;
+  const size_t cache = block->request * work->form->kv_heads + block->kv;
+  const size_t begin = (cache * work->context + first) * row;
   const size_t count = least(seen(block, block->count - 1) - first, PART_KEYS);
   const char *keys = (const char *)work->keys + begin, *values = (const char *)work->values + begin;
-  if (work->rows == 1)
+  if (rows_of(work, block->request) == 1)
     attend_row(block, keys, values, count, found, has_codes);
   else
     attend_rows(block, keys, values, first, count, found, has_codes);
@@ -466,8 +504,7 @@ static size_t chunks_of(const Block *block) {
 
 static float *found_of(const Block *block, size_t chunk) {
   const Attending *work = block->work;
-  const size_t before = (block->kv * queries(work) + block->first) * work->chunks;
-  return work->found + (before + chunk * block->count) * found_size(work);
+  return work->found + (before(block) * work->chunks + chunk * block->count) * found_size(work);
 }
 
 void attend(void *data, size_t part) {
@@ -528,21 +565,22 @@ void prepare_row(void *data, size_t number) {
   const Attending *work = data;
   const Form *form = work->form;
   const size_t size = form->size, all_heads = form->heads + 2 * form->kv_heads;
-  const size_t request = number / work->rows, row = number % work->rows;
+  const size_t request = request_of(work->starts, work->requests, number);
+  const size_t rows = rows_of(work, request), row = number - work->starts[request];
   const size_t step = form->is_packed ? all_heads * size : form->heads * size;
   const float *query = work->query + number * step;
   const float *key = form->is_packed ? query + form->heads * size
                                      : work->key + number * form->kv_heads * size;
   const float *value = form->is_packed ? key + form->kv_heads * size
                                        : work->value + number * form->kv_heads * size;
-  const size_t position = (size_t)work->last[request] + 1 + row - work->rows;
+  const size_t position = (size_t)work->last[request] + 1 + row - rows;
   const size_t turns = work->turns ? (size_t)work->turns[number] : position;
   const float *cos = work->cos + turns * (form->turned / 2);
   const float *sin = work->sin + turns * (form->turned / 2);
   for (size_t kv = 0; kv < form->kv_heads; kv++) {
     float turned[MOST_SIZE];
     float *own = work->turned;
-    own += ((request * form->kv_heads + kv) * queries(work) + row * sharing(work)) * size;
+    own += (work->starts[request] * form->kv_heads + kv * rows + row) * sharing(work) * size;
     memcpy(own, query + kv * sharing(work) * size, sharing(work) * size * sizeof *own);
     for (size_t head = 0; head < sharing(work); head++, own += size) {
       if (form->turned) turn(form, own, cos, sin);
@@ -559,19 +597,29 @@ void prepare_row(void *data, size_t number) {
 int begin_attention(Attending *work) {
   const Form *form = work->form;
   size_t most = 0;
-  for (size_t i = 0; i < work->batch; i++)
+  for (size_t i = 0; i < work->requests; i++)
     most = (size_t)work->last[i] + 1 > most ? (size_t)work->last[i] + 1 : most;
-  work->blocks = (queries(work) + MOST_QUERIES - 1) / MOST_QUERIES;
   work->chunks = (most + PART_KEYS - 1) / PART_KEYS;
-  work->parts = work->batch * form->kv_heads * work->blocks;
+  work->parts = 0;
+  for (size_t i = 0; i < work->requests; i++)
+    work->parts += form->kv_heads * blocks_of(work, asked_rows(work, i));
   work->is_divided = work->parts < ENOUGH_PARTS && work->chunks > 1;
   if (work->is_divided) work->parts *= work->chunks;
-  const size_t all = work->batch * form->kv_heads * queries(work), turned = all * form->size;
+  const size_t all = work->rows * form->heads, numbers = work->requests + 1;
+  const size_t turned = all * form->size;
   const size_t found = work->is_divided ? all * work->chunks * found_size(work) : 0;
-  work->memory = aligned((turned + found) * sizeof(float));
+  work->memory = aligned((turned + found) * sizeof(float) + 2 * numbers * sizeof(size_t));
   if (!work->memory) return 0;
   work->turned = work->memory;
   work->found = work->turned + turned;
+  work->starts = (size_t *)(work->found + found); /* an even number of floats */
+  work->firsts = work->starts + numbers;
+  work->starts[0] = work->firsts[0] = 0;
+  for (size_t i = 0; i < work->requests; i++) {
+    const size_t rows = asked_rows(work, i);
+    work->starts[i + 1] = work->starts[i] + rows;
+    work->firsts[i + 1] = work->firsts[i] + form->kv_heads * blocks_of(work, rows);
+  }
   return 1;
 }
 

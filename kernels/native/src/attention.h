@@ -22,24 +22,26 @@ typedef struct {
 /* What the parts share. The caller fills in what stands first. */
 typedef struct {
   const Form *form;
-  size_t batch, rows, context;     /* requests, new tokens of each, rows of a cache */
-  const float *query, *key, *value; /* [batch, rows, heads · size]; all of a row, if they are packed */
-  void *keys, *values;             /* [batch, kv_heads, context, size]: float, or int8 */
-  const int32_t *last;             /* [batch]: the number of the newest key */
+  size_t requests, rows, context;  /* of all requests; rows of a cache */
+  const int32_t *counts;           /* [requests]: rows of each, at least one; NULL: as many of each */
+  const float *query, *key, *value; /* [rows, heads · size]; all of a row, if they are packed */
+  void *keys, *values;             /* [requests, kv_heads, context, size]: float, or int8 */
+  const int32_t *last;             /* [requests]: the number of the newest key */
   const float *cos, *sin;          /* [positions, turned / 2] */
-  const int64_t *turns;            /* [batch, rows]: rows of these; NULL: the new keys' numbers */
+  const int64_t *turns;            /* [rows]: rows of these; NULL: the new keys' numbers */
   const float *sinks;              /* [heads], or NULL */
   const float *key_scales, *value_scales; /* [kv_heads, size] of codes */
-  float *output;                   /* [batch, rows, heads · size] */
+  float *output;                   /* [rows, heads · size] */
 
   void *memory;
-  float *turned;                   /* [batch, kv_heads, rows, heads of a key head, size]: scaled queries */
+  size_t *starts, *firsts;         /* [requests + 1]: rows before each; blocks before each */
+  float *turned;                   /* scaled queries: of each request [kv_heads, its rows, heads of a key head, size] */
   float *found;                    /* [blocks of all, chunks, queries of this block, 2 + size] */
   int is_divided;                  /* whether each chunk of a block is a part */
-  size_t blocks, chunks, parts;    /* of a key head; of a block; of all */
+  size_t chunks, parts;            /* of a block, at most; of all */
 } Attending;
 
-/* 0: there is no memory. Then all batch · rows rows are prepared, which appends the new keys and values;
+/* 0: there is no memory. Then all rows are prepared, which appends the new keys and values;
  * then all parts attend; then `end_attention` puts them together, if all did, and frees. */
 int begin_attention(Attending *work);
 void prepare_row(void *work, size_t row);

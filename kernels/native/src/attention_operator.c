@@ -4,8 +4,10 @@
  *   query [batch, rows, heads * size], or with keys and values behind it, [key], [value], keys, values
  *   [batch, kv_heads, context, size] (float; int8 of CodeAttention), last int32 [batch] (the number of
  *   the newest key), [cos], [sin] [positions, turned / 2], [turns] int64 [batch, rows] (rows of these),
- *   [sinks] [heads], [key scales], [value scales] [kv_heads, size].
- * Outputs: [batch, rows, heads * size], keys and values, which are meant to be the inputs' memory.
+ *   [sinks] [heads], [key scales], [value scales] [kv_heads, size], [counts] int32 [requests].
+ * With counts, these are the rows of each request, which lie one behind the other; the caches say how many
+ * requests there are.
+ * Outputs: as the query [..., heads * size], keys and values, which are meant to be the inputs' memory.
  * Attributes: heads, kv_heads, size, turned (elements), interleaved (0 or 1), scale (the bits of a
  * float32).
  */
@@ -15,7 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { QUERY, KEY, VALUE, KEYS, VALUES, LAST, COS, SIN, TURNS, SINKS, KEY_SCALES, VALUE_SCALES, INPUTS };
+enum { QUERY, KEY, VALUE, KEYS, VALUES, LAST, COS, SIN, TURNS, SINKS, KEY_SCALES, VALUE_SCALES,
+       COUNTS, INPUTS };
 static const int64_t LARGEST = 1 << 20; /* of heads: no size overflows */
 enum { FEW_ROWS = 8 /* which one thread prepares sooner */ };
 
@@ -95,14 +98,17 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
   const size_t half = form->turned / 2, of_heads = form->kv_heads * form->size;
   if (!inputs[QUERY].data || !keys->data || !inputs[VALUES].data || !last->data || keys->rank != 4)
     return "an attention without keys";
-  work->batch = (size_t)keys->sizes[0], work->context = (size_t)keys->sizes[2];
-  work->rows = inputs[QUERY].rank == 3 ? (size_t)inputs[QUERY].sizes[1] : 0;
-  const size_t new = work->batch * work->rows;
+  const Input *query = inputs + QUERY, *counts = inputs + COUNTS;
+  work->requests = (size_t)keys->sizes[0], work->context = (size_t)keys->sizes[2];
+  if (query->rank != 3) return "a query of another rank";
+  const size_t batch = (size_t)query->sizes[0], new = batch * (size_t)query->sizes[1];
+  work->rows = new;
   const size_t tokens = form->is_packed ? form->heads * form->size + 2 * of_heads
                                         : form->heads * form->size;
   if ((size_t)keys->sizes[1] != form->kv_heads || (size_t)keys->sizes[3] != form->size ||
-      inputs[VALUES].count != keys->count || last->count != work->batch ||
-      (work->batch && !work->rows) || inputs[QUERY].count != new * tokens)
+      inputs[VALUES].count != keys->count || last->count != work->requests ||
+      (work->requests && !new) || query->count != new * tokens ||
+      (counts->value ? counts->count : batch) != work->requests)
     return "an attention of other sizes";
   if (!form->is_packed && (inputs[KEY].count != new * of_heads ||
                            inputs[VALUE].count != new * of_heads))
@@ -114,12 +120,18 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
   if (form->has_codes &&
       (inputs[KEY_SCALES].count != of_heads || inputs[VALUE_SCALES].count != of_heads))
     return "codes without scales";
-  for (size_t i = 0; i < work->batch; i++) {
+  size_t left = new;
+  for (size_t i = 0; i < work->requests; i++) {
     const int32_t at = ((const int32_t *)last->data)[i];
+    const int32_t own = counts->value ? ((const int32_t *)counts->data)[i] : 1;
+    if (own < 1 || (size_t)own > left) return "rows of other requests";
+    const size_t rows = counts->value ? (size_t)own : (size_t)query->sizes[1];
+    left -= rows;
     if (at < 0 || (size_t)at >= work->context) return "a key behind the end";
-    if ((size_t)at + 1 < work->rows) return "keys before the first";
+    if ((size_t)at + 1 < rows) return "keys before the first";
     if (half && !inputs[TURNS].data && (size_t)at >= inputs[COS].count / half) return "no such angle";
   }
+  if (left) return "rows of no request";
   for (size_t i = 0; half && inputs[TURNS].data && i < new; i++) {
     const int64_t turn = ((const int64_t *)inputs[TURNS].data)[i];
     if (turn < 0 || (size_t)turn >= inputs[COS].count / half) return "no such angle";
@@ -157,24 +169,24 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
       .sinks = inputs[SINKS].data,
       .key_scales = inputs[KEY_SCALES].data,
       .value_scales = inputs[VALUE_SCALES].data,
+      .counts = inputs[COUNTS].data,
   };
   const char *wrong = fault(&form, inputs, &work);
   if (wrong) return ORT_STATUS(api, ORT_INVALID_ARGUMENT, wrong);
   const size_t element = form.has_codes ? 1 : sizeof(float);
-  const int64_t sizes[] = {(int64_t)work.batch, (int64_t)work.rows,
-                           (int64_t)(form.heads * form.size)};
+  const int64_t *of_query = inputs[QUERY].sizes;
+  const int64_t sizes[] = {of_query[0], of_query[1], (int64_t)(form.heads * form.size)};
   Value *output = NULL;
   error = ORT_OUTPUT(api, context, 0, sizes, 3, &output);
   if (!error) error = ORT_DATA(api, output, (void **)&work.output);
   if (!error) error = present(api, context, 1, inputs + KEYS, element, &work.keys);
   if (!error) error = present(api, context, 2, inputs + VALUES, element, &work.values);
-  if (error || !work.batch) return error;
+  if (error || !work.requests) return error;
   if (!begin_attention(&work)) return ORT_STATUS(api, ORT_FAIL, "no memory for attention");
-  const size_t rows = work.batch * work.rows;
-  if (rows < FEW_ROWS)
-    for (size_t row = 0; row < rows; row++) prepare_row(&work, row);
+  if (work.rows < FEW_ROWS)
+    for (size_t row = 0; row < work.rows; row++) prepare_row(&work, row);
   else
-    error = ORT_PARALLEL(api, context, prepare_row, rows, 0, &work);
+    error = ORT_PARALLEL(api, context, prepare_row, work.rows, 0, &work);
   if (!error) error = ORT_PARALLEL(api, context, attend, work.parts, 0, &work);
   end_attention(&work, !error);
   return error;
@@ -184,7 +196,7 @@ static const char *ORT_CALL plain_name(const Operator *op) { return (void)op, "A
 static const char *ORT_CALL coded_name(const Operator *op) { return (void)op, "CodeAttention"; }
 static int input_type(size_t i, int cache) {
   if (i == KEYS || i == VALUES) return cache;
-  return i == LAST ? ORT_INT32 : i == TURNS ? ORT_INT64 : ORT_FLOAT;
+  return i == LAST || i == COUNTS ? ORT_INT32 : i == TURNS ? ORT_INT64 : ORT_FLOAT;
 }
 static int ORT_CALL plain_input(const Operator *op, size_t i) {
   return (void)op, input_type(i, ORT_FLOAT);

@@ -61,21 +61,26 @@ static int attend_some(void) {
   form.turned = next() % 2 ? form.size : 0;
   form.interleaved = next() % 2, form.has_codes = next() % 2, form.is_packed = next() % 2;
   const size_t batch = 1 + next() % 2, context = 1 + next() % 1200, half = form.turned / 2;
-  const size_t most_rows = context < 40 ? context : 40, rows = next() % 2 ? 1 : 1 + next() % most_rows;
+  const size_t most_rows = context < 40 ? context : 40;
+  const int32_t both = next() % 2 ? 1 : 1 + (int32_t)(next() % most_rows);
+  const int32_t counts[] = {both, next() % 2 ? both : 1 + (int32_t)(next() % most_rows)};
+  const size_t rows = (size_t)(counts[0] + (batch > 1 ? counts[1] : 0));
+  const int is_uneven = batch > 1 && counts[0] != counts[1];
   const size_t shared = form.kv_heads * form.size, query = form.heads * form.size;
   const size_t cache = batch * shared * context * (form.has_codes ? 1 : sizeof(float));
   const size_t columns = query + (form.is_packed ? 2 * shared : 0);
   const uint32_t has_sinks = next() % 2;
   int32_t last[2];
-  for (size_t i = 0; i < batch; i++) last[i] = (int32_t)(rows - 1 + next() % (context + 1 - rows));
+  for (size_t i = 0; i < batch; i++)
+    last[i] = counts[i] - 1 + (int32_t)(next() % (context + 1 - (size_t)counts[i]));
   float *floats[] = {
-      any_floats(batch * rows * columns, most), any_floats(batch * rows * shared, most),
-      any_floats(batch * rows * shared, most),  any_floats(context * half, 1),
-      any_floats(context * half, 1),            any_floats(form.heads, most),
-      any_floats(shared, 1),                    any_floats(shared, 1),
+      any_floats(rows * columns, most), any_floats(rows * shared, most),
+      any_floats(rows * shared, most),  any_floats(context * half, 1),
+      any_floats(context * half, 1),    any_floats(form.heads, most),
+      any_floats(shared, 1),            any_floats(shared, 1),
   };
   float *output[2];
-  for (int i = 0; i < 2; i++) output[i] = malloc(batch * rows * query * sizeof(float));
+  for (int i = 0; i < 2; i++) output[i] = malloc(rows * query * sizeof(float));
   void *caches[4];
   for (int i = 0; i < 4; i += 2) {
     caches[i] = any_floats((cache + 3) / 4, most);
@@ -84,14 +89,15 @@ static int attend_some(void) {
   }
   for (int plain = 0; plain < 2; plain++) {
     Attending work = {
-        .form = &form, .batch = batch, .rows = rows, .context = context, .query = floats[0], .key = floats[1],
+        .form = &form, .requests = batch, .rows = rows, .context = context,
+        .counts = is_uneven || context % 2 ? counts : NULL, .query = floats[0], .key = floats[1],
         .value = floats[2], .keys = caches[plain], .values = caches[2 + plain], .last = last,
         .cos = floats[3], .sin = floats[4], .turns = context > 8 ? NULL : no_turns,
         .sinks = has_sinks ? floats[5] : NULL, .key_scales = floats[6], .value_scales = floats[7],
         .output = output[plain],
     };
     if (!(plain ? plain_begin : begin_attention)(&work)) return 0;
-    for (size_t row = 0; row < batch * rows; row++)
+    for (size_t row = 0; row < rows; row++)
       (plain ? plain_prepare : prepare_row)(&work, row);
     for (size_t part = 0; part < work.parts; part++) (plain ? plain_attend : attend)(&work, part);
     (plain ? plain_end : end_attention)(&work, 1);
@@ -99,7 +105,7 @@ static int attend_some(void) {
   /* NaN may have other bits in the cache. */
   int same = most == 0 || (!memcmp(caches[0], caches[1], cache) &&
                            !memcmp(caches[2], caches[3], cache));
-  for (size_t i = 0; i < batch * rows * query; i++)
+  for (size_t i = 0; i < rows * query; i++)
     same &= !memcmp(output[0] + i, output[1] + i, sizeof(float)) ||
             (isnan(output[0][i]) && isnan(output[1][i]));
   for (int i = 0; i < 8; i++) free(floats[i]);

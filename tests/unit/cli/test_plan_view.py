@@ -21,7 +21,8 @@ from edge.partition import Choice, ClusterSpec, LeftOut, Solo, choose, estimate,
 from edge.planning.kv_copies import copies_cost
 from edge.planning.load_options import LoadOptions
 from edge.planning.losses import losses
-from edge.planning.proposal import Overhead, Proposal
+from edge.planning.overhead import Overhead
+from edge.planning.proposal import Proposal
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule

@@ -3,7 +3,10 @@ whatever else is in the step."""
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,10 @@ from edge_kernels import LIBRARY, kernels
 from numpy.typing import NDArray
 
 from edge.backends.onnx.runtime import ort
-from edge.kernels.attention.onnx import AttentionNames, CacheNames
+from edge.kernels.attention.onnx import AttentionNames, CacheNames, takes_counts
 from edge.kernels.attention.onnx import attention as attention_face
 from edge.kernels.attention.reference import PackedAttention, attention
+from edge.kernels.attention.tiles import tile_values
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.kv_cache.channel_cache import dequantize, quantize
 from edge.kernels.onnx_graph import CPU, EDGE, OnnxGraph
@@ -25,6 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 Array = NDArray[Any]
+MIB = 1 << 20
 CONTEXT = 1600
 """Rows of a cache: keys are summed up in parts of 512."""
 
@@ -90,7 +95,7 @@ class Case:
             graph.input(name, array.dtype.type, list(array.shape))
         names = (
             "query", "key", "value", "past_keys", "past_values", "last", "cos", "sin", "turns",
-            "sinks", "key_scales", "value_scales",
+            "sinks", "key_scales", "value_scales", "counts",
         )  # fmt: skip
         found = graph.nodes(
             "CodeAttention" if self.has_codes else "Attention",
@@ -101,7 +106,7 @@ class Case:
         )  # fmt: skip
         kind = np.int8 if self.has_codes else np.float32
         shape = list(self.past[0].shape)
-        graph.output(found[0], "output", np.float32, [len(self.last), self.rows, "columns"])
+        graph.output(found[0], "output", np.float32, ["batch", "rows", "columns"])
         graph.output(found[1], "present_keys", kind, shape)
         graph.output(found[2], "present_values", kind, shape)
         options = ort.SessionOptions()
@@ -206,6 +211,41 @@ def test_bits_depend_on_no_other_row_and_no_number_of_threads(
                 np.testing.assert_array_equal(one[0], other[index])
 
 
+@pytest.mark.parametrize("counts", [(1, 1, 40), (7, 1, 2), (1, 30, 1)])
+@pytest.mark.parametrize("form", [{}, {"is_packed": False, "turned": 32}, {"num_kv_heads": 8}])
+@pytest.mark.parametrize("has_codes", [False, True], ids=["floats", "codes"])
+def test_requests_with_rows_of_their_own_numbers(
+    form: dict[str, Any], has_codes: bool, counts: tuple[int, ...]
+) -> None:
+    """Each has the bits of a step of its own. The last rows of a step with as many of each."""
+    most = max(counts)
+    even = Case(last=(100, 700, 1300), rows=most, has_codes=has_codes, has_sinks=True, **form)
+    of_rows = {"query", "key", "value"} & set(even.feeds)
+    uneven = replace(even)
+    uneven.feeds = {**even.feeds, "counts": np.asarray(counts, np.int32)}
+    wanted = even.run()
+    # The keys before are those of the earlier rows.
+    uneven.feeds |= {"past_keys": wanted[1], "past_values": wanted[2]}
+    for name in of_rows:
+        own = [even.feeds[name][i, most - count :] for i, count in enumerate(counts)]
+        uneven.feeds[name] = np.concatenate(own)[None]
+    found = uneven.run(threads=2)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    own = [wanted[0][i, most - count :] for i, count in enumerate(counts)]
+    np.testing.assert_array_equal(found[0], np.concatenate(own)[None])
+
+
+@pytest.mark.parametrize("counts", [(0, 3), (4, -1), (1, 1), (2, 2), (3, 1 << 30)])
+def test_other_numbers_of_rows_than_there_are_are_refused(counts: tuple[int, int]) -> None:
+    case = Case(last=(20, 30), rows=3)
+    feeds = dict(case.feeds)
+    feeds["query"] = case.feeds["query"][:1]
+    case.feeds = {**feeds, "counts": np.asarray(counts, np.int32)}
+    with pytest.raises(Exception, match="rows of"):
+        case.run()
+
+
 def test_keys_and_values_stay_where_they_are() -> None:
     case = Case(last=(600,))
     session, binding = case.open(), None
@@ -276,11 +316,35 @@ def test_graphs_have_it_where_it_knows_the_form(
         sin=graph.input("sin", np.float32, [9, half]) if half else "",
         positions="", lengths=graph.input("lengths", np.int32, [1]),
         total=graph.input("total", np.int32, []),
+        counts=graph.input("counts", np.int32, [1]) if is_taken else "",
     )  # fmt: skip
+    assert takes_counts(form, bits, graph.provider) == is_taken
     packed = graph.input("qkv", np.float32, [1, "tokens", form.columns])
     found = attention_face(graph, packed, names, inputs, form)
     graph.output(found[0], "output", np.float32, [1, "tokens", form.num_heads * form.head_size])
     assert (b"CodeAttention" in graph.build()) == is_taken
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read and reset as in Linux")
+@pytest.mark.parametrize("has_codes", [False, True])
+def test_it_takes_the_memory_that_is_planned_and_none_for_scores(has_codes: bool) -> None:
+    """256 rows of 64 heads behind 1,600 keys have 100 MiB of scores."""
+    case = Case(last=(1599,), rows=256, num_heads=64, num_kv_heads=1, has_codes=has_codes)
+    form = PackedAttention(num_heads=64, num_kv_heads=1, head_size=64, turned_elements=64)
+    session = case.open()
+    output_bytes = session.run(None, case.feeds)[0].nbytes  # everything that stays is made
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is resident now
+    before = peak_bytes()
+    session.run(None, case.feeds)
+    kept_bytes = sum(case.feeds[name].nbytes for name in ("past_keys", "past_values"))
+    planned = 4 * tile_values(form, 8 if has_codes else None, 256, 1600) + output_bytes + kept_bytes
+    assert peak_bytes() - before < planned + 8 * MIB
+
+
+def peak_bytes() -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) << 10
 
 
 def changed(name: str, array: Array, **form: Any) -> tuple[Case, dict[str, Array]]:

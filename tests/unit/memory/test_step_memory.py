@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from edge.memory.shard_memory import most_overhead, with_streamed
 from edge.memory.step_memory import (
     Widths,
+    activation_bytes,
     buffer_bytes,
     head_load_bytes,
     held_tokens,
@@ -20,7 +22,7 @@ from edge.models.experts import Experts
 from edge.models.spec import LayerSpec
 from edge.protocol.step import StepLimits
 from edge.weights.formats import KvDtype
-from edge.weights.layout import shard_layout
+from edge.weights.layout import shard_layout, whole_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.specs import plain_layer, plain_spec, spec_of
@@ -72,6 +74,39 @@ def test_what_is_known_to_be_there_is_counted() -> None:
     assert most_logits(widths, LIMITS) == 64 * 100, "an evaluated chunk; 16 requests have fewer"
     scores = 6 * 64 * 256
     assert buffer_bytes(widths, LIMITS) > 4 * (scores + 2 * 64 * 100 + 4 * 64 * 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_dtype", "is_in_tiles"),
+    [
+        ({}, "float32", True),
+        ({}, "int8", True),
+        ({"has_sinks": True}, "float32", True),
+        ({}, "int4", False),
+        ({"window": 64}, "float32", False),
+        ({"soft_cap": 20.0}, "float32", False),
+        ({"sees_pictures": True}, "float32", False),
+        ({"head_size": 1024}, "float32", False),
+    ],
+)
+def test_attention_in_tiles_takes_nothing_for_scores(
+    changes: dict[str, Any], kv_dtype: KvDtype, is_in_tiles: bool
+) -> None:
+    """Only turned queries, and results of each part of the keys, of the forms that the operator of
+    kernels/native computes."""
+    form = {"num_heads": 6, "num_kv_heads": 6, "head_size": 16, "ffn_columns": 96, **changes}
+    kind = plain_layer(**form)
+    spec = spec_of([kind, kind], hidden_size=64, vocab_size=100, context_tokens=8192)
+    layout = whole_layout(spec)
+    limits = replace(LIMITS, context_tokens=8192, chunk_tokens=64)
+    had = activation_bytes(Widths.of_shard(spec, layout, kv_dtype=kv_dtype), limits)
+    tiled = Widths.of_shard(spec, layout, kv_dtype=kv_dtype, has_tiles=True)
+    found = activation_bytes(tiled, limits)
+    if not is_in_tiles:
+        assert found == had
+        return
+    turned, parts = 64 * 6 * 16, 64 * 6 * (8192 // 512) * (2 + 16)
+    assert had - found == 4 * (64 * 6 * 8192 - turned - parts)
 
 
 def test_a_block_of_a_prompt_on_its_way_to_disk_is_counted() -> None:

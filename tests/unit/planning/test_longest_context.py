@@ -15,7 +15,8 @@ from edge.partition import ClusterSpec, choose, memory_use
 from edge.planning.load_options import DEFAULT_CONTEXT_TOKENS, LoadOptions
 from edge.planning.load_sizes import LoadSizes
 from edge.planning.longest_context import longer_contexts, with_longest_context
-from edge.planning.proposal import Overhead, Proposal
+from edge.planning.overhead import Overhead
+from edge.planning.proposal import Proposal
 from edge.protocol.peer_info import PeerInfo
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
@@ -33,7 +34,9 @@ TOKEN_BYTES = sum(FACTS.kinds[kind].token_bytes for kind in FACTS.layers)
 def steps(context_tokens: int, *, peers: int = 1) -> int:
     """Bytes that the largest step takes."""
     limits = LoadOptions(context_tokens=context_tokens).limits(SPEC)
-    return most_overhead(SPEC, limits, may_split=peers > 1, stream=False, kv_dtype="float32")
+    return most_overhead(
+        SPEC, limits, may_split=peers > 1, stream=False, kv_dtype="float32", has_tiles=True
+    )
 
 
 def proposal(
@@ -176,7 +179,7 @@ def test_windows_that_pay_behind_a_longer_context_are_kept_there() -> None:
         context_tokens=100_000, ffn_columns=20_000, num_layers=16, windows=windows * 4
     )
     facts = model_facts(spec, uniform_format("float32", 32, "fast"), name="m", embedding_itemsize=4)
-    enough = needed(30_000)
+    enough = needed(40_000)
     for lacks, kept in (((), True), ((WINDOWED_KV,), False)):
         peers = [peer("a", enough, lacks=lacks)]
         plan = proposal(LoadOptions(), peers)
@@ -189,4 +192,4 @@ def test_windows_that_pay_behind_a_longer_context_are_kept_there() -> None:
         after = with_longest_context(before, spec, LoadOptions(), peers)
         assert after.limits.windows == int(kept)
         assert [kind.window_tokens is not None for kind in after.model.kinds] == [kept, False]
-        assert after.context_tokens == (32_768 if kept else 16_384)
+        assert after.context_tokens == (100_000 if kept else 16_384)

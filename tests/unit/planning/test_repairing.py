@@ -215,7 +215,12 @@ def test_a_plan_after_a_loss_keeps_the_limits_of_the_plan_before(checkpoint: Che
     found = repaired(checkpoint, peers, PIPELINE, old, {"c"})
     assert found.limits == old.limits
     steps = most_overhead(
-        checkpoint.spec, old.limits, may_split=True, stream=False, kv_dtype="float32"
+        checkpoint.spec,
+        old.limits,
+        may_split=True,
+        stream=False,
+        kv_dtype="float32",
+        has_tiles=True,
     )
     assert {each.buffer_bytes for each in found.overhead.values()} == {steps}
     assert ResolvedLoad.of(checkpoint, PIPELINE, found, peers).limits == old.limits

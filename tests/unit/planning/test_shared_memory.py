@@ -41,7 +41,7 @@ def test_a_plan_that_takes_it_twice_gets_parts(
         cluster,
         peers,
         {name: size * MIB for name, size in planned.items()},
-        buffer_bytes=11 * MIB,
+        {peer.id: 11 * MIB for peer in peers},
     )
     sizes = found and [device.memory_bytes // MIB for device in found.devices]
     assert sizes == divided

@@ -42,6 +42,7 @@ def step(entries: list[Any], terms: dict[str, Any]) -> Frame:
         "states": False,
         "drafts": 0,
         "spare": 0,
+        "rest": [],
     }
     return Frame("step", {"session": "s", "step": computed, "terms": terms, "masked": []})
 

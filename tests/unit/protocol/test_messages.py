@@ -252,7 +252,7 @@ DESCRIPTION = PeerDescription(
 )  # fmt: skip
 ANSWERS = (
     Done(),
-    Opened(weight_bytes=5, rows_agree=True, batches_agree=False),
+    Opened(weight_bytes=5, rows_agree=True, batches_agree=False, mixes=True),
     messages.Connected(kv_digest="d"),
     Missing(digests=("a", "b")),
     DESCRIPTION,
@@ -507,7 +507,7 @@ def test_tokens_of_a_request_that_wants_hidden_states() -> None:
 
 
 def step_of(entries: list[Any], **changes: Any) -> dict[str, Any]:
-    others = {"run": 1, "singly": False, "states": False, "drafts": 0, "spare": 0}
+    others = {"run": 1, "singly": False, "states": False, "drafts": 0, "spare": 0, "rest": []}
     return {"entries": entries, **others, **changes}
 
 
@@ -535,7 +535,17 @@ def entry(**changes: Any) -> dict[str, Any]:
         step_of([entry(tokens=[1.5])]),
         step_of([entry(position=-1)]),
         step_of([entry(), entry(position=1)]),
-        step_of([entry(), entry(request="b", tokens=[1, 2])]),
+        step_of([entry(tokens=[1, 2]), entry(request="b")]),
+        step_of([entry(tokens=[1, 2]), entry(request="b", tokens=[1, 2])]),
+        step_of([entry(), entry(request="b", tokens=[1, 2])], run=2),
+        step_of([entry(), entry(request="b", tokens=[1, 2], logit_rows=0)], run=2, rest=[1]),
+        step_of([entry(), entry(request="b", tokens=[1, 2], logit_rows=0)], rest=[1, 2]),
+        step_of([entry(), entry(request="b", tokens=[1, 2])], run=2, rest=[1, 2]),
+        step_of([entry(), entry(request="b", tokens=[1, 2])], drafts=1),
+        step_of([entry(), entry(request="b", tokens=[1, 2], logit_rows=2)]),
+        step_of([entry(), entry(request="b", tokens=[1] * 4096)]),
+        step_of([entry(), entry(request="a", tokens=[1, 2])]),
+        step_of([entry()], rest=[1]),
         step_of(["a"]),
         step_of([entry(request=str(each)) for each in range(1025)]),
         step_of([entry(tokens=[1, 2, 3], logit_rows=2)], run=9, drafts=3),

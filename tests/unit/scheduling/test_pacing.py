@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from edge.scheduling.fairness import PRIORITIES, Who
-from edge.scheduling.pacing import Pacing, time_of_prompts
+from edge.scheduling.pacing import MixedPacing, Pacing, time_of_prompts
 
 
 def chunks(
@@ -40,6 +40,30 @@ def test_a_chunk_takes_no_longer_than_a_token(
     sizes = chunks(chunk_s, decode_s=decode_s, times=times)[20:]
     assert sizes.count(usual) >= 0.95 * len(sizes), "also where larger ones are tried"
     assert all(size % 2 == 0 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    ("row_s", "times", "usual"),
+    [
+        pytest.param(2.0, 1.0, 4, id="rows take the processor's time"),
+        pytest.param(0.5, 1.0, 16, id="rows are almost free"),
+        pytest.param(0.5, 4.0, 64, id="many wait for a first token"),
+    ],
+)
+def test_a_chunk_beside_answers_makes_their_step_no_longer_than_two(
+    row_s: float, times: float, usual: int
+) -> None:
+    pacing, sizes, alone_s = MixedPacing(), [], 9.0
+    assert not pacing.knows(4)
+    pacing.decoded(alone_s, answers=4)
+    for _chunk in range(200):
+        if not pacing.knows(4):
+            pacing.decoded(alone_s, answers=4)
+        sizes.append(pacing.chunk_tokens(252, answers=4, times=times))
+        pacing.read(sizes[-1], alone_s + row_s * sizes[-1])
+    assert sizes[20:].count(usual) >= 0.9 * len(sizes[20:]), "also where larger ones are tried"
+    assert alone_s + row_s * usual <= (1 + times) * alone_s
+    assert not pacing.knows(5), "of another number of answers"
 
 
 def test_what_is_slower_now_is_noticed_and_one_that_was_held_up_is_not() -> None:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import edge
 from edge.api.known_models import inspect
+from edge.host import block_kernels
 from edge.memory.baseline import USUAL_BASELINE_BYTES
 from edge.memory.model_sizes import model_facts
 from edge.memory.shard_memory import most_overhead
@@ -158,7 +159,14 @@ def test_sizes_are_those_that_plans_count(name: str, tiny_checkpoint: Make, tmp_
             facts = model_facts(held, made, name="m", embedding_itemsize=opened.embedding_itemsize)
             use = memory_of(facts, 512)
             assert each.weight_bytes == use.weight_bytes
-            beside = most_overhead(spec, limits, may_split=False, stream=False, kv_dtype="float32")
+            beside = most_overhead(
+                spec,
+                limits,
+                may_split=False,
+                stream=False,
+                kv_dtype="float32",
+                has_tiles=block_kernels.library() is not None,
+            )
             assert each.total_bytes == use.total + beside + USUAL_BASELINE_BYTES
         assert tuple(each.dtype for each in found.kv) == KV_DTYPES
         for kv in found.kv:

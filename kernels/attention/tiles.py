@@ -1,0 +1,39 @@
+"""Attention in tiles: which forms the operator of kernels/native computes, and its memory.
+
+It reads the keys part by part, as FlashAttention does, so no scores over the whole context are
+held. See native/src/attention.h, whose sizes these are.
+"""
+
+from __future__ import annotations
+
+from edge.kernels.attention.reference import PackedAttention
+from edge.kernels.kv_cache.cache_size import cache_head_size
+
+_LARGEST_HEAD = 512
+_PART_KEYS = 512
+_MOST_QUERIES = 24
+_ENOUGH_PARTS = 32
+_PAGE_FLOATS = (2 << 20) // 4
+"""Larger memory takes whole pages of this size."""
+
+
+def attends_in_tiles(
+    form: PackedAttention, kv_bits: int | None, *, among_pictures: bool = False
+) -> bool:
+    """Whether the operator computes this form, with keys and values of kv_bits (None: float32).
+
+    among_pictures: rows of a picture see each other.
+    """
+    if form.window is not None or form.soft_cap is not None or among_pictures:
+        return False
+    return form.head_size <= _LARGEST_HEAD and kv_bits in {None, 8}
+
+
+def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_tokens: int) -> int:
+    """Floats of the operator's own memory in a step: turned queries, and results of parts of the
+    keys where few rows are divided over threads."""
+    queries, size = rows * form.num_heads, cache_head_size(form.head_size, kv_bits)
+    divided = min(queries, _ENOUGH_PARTS * _MOST_QUERIES)
+    parts = -(-context_tokens // _PART_KEYS)
+    values = queries * size + divided * parts * (2 + size)
+    return values if values < _PAGE_FLOATS else -(-values // _PAGE_FLOATS) * _PAGE_FLOATS
