@@ -239,6 +239,8 @@ def _more_chunks(
     state: SchedulingState, sharing: Sequence[RequestState], entry: RequestState, size: int
 ) -> int:
     """How many chunks of this size follow in a run, while nothing else is to be done."""
+    if not state.mixed_pacing.has_tried(size):
+        return 0  # it may be too long
     others_wait = state.turns or state.repeats or state.residency.awaits_room
     is_busy = len(sharing) + 1 < state.residency.num_inside
     if state.limits.stages > 1 or others_wait or is_busy or any(each.is_led for each in sharing):

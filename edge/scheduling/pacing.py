@@ -80,6 +80,10 @@ class Pacing:
         self._chunks_s[tokens] = _mean(self._chunks_s.get(tokens), seconds)
         self._is_new |= tokens == self._size
 
+    def has_tried(self, tokens: int) -> bool:
+        """Whether it is known how long a chunk of so many tokens takes."""
+        return tokens in self._chunks_s
+
     def chunk_tokens(self, most: int, *, answers: int, times: float) -> int:
         """Tokens of the next chunk, at most `most`.
 
@@ -139,6 +143,10 @@ class MixedPacing:
     def knows(self, answers: int) -> bool:
         """Whether it is known how long a step of so many answers takes alone."""
         return answers == self._answers and self._steps < _MOST_MIXED
+
+    def has_tried(self, tokens: int) -> bool:
+        """Whether it is known how long a chunk of so many tokens takes."""
+        return self._pacing.has_tried(tokens)
 
     def chunk_tokens(self, most: int, *, answers: int, times: float) -> int:
         """See `Pacing.chunk_tokens`."""

@@ -144,6 +144,8 @@ INLINE void JOIN(parts, NAME)(const int type, const int count, const int parts,
 #pragma GCC unroll 8
         for (int line = 0; line < piece_bytes(type); line += 64)
           __builtin_prefetch(codes + AHEAD + line);
+      } else if (LANES == ROWS || bits_of(type) == 5) {
+        __builtin_prefetch(codes); /* as the processor reads ahead best if lines come in order */
       }
 #pragma GCC unroll 4
       for (int part = 0; part < parts; part++)
