@@ -140,12 +140,14 @@ INLINE void JOIN(parts, NAME)(const int type, const int count, const int parts,
     const uint8_t *levels = tile + scale_bytes(type) * ROWS * (1 + minimum) + LANES * first;
     const uint8_t *codes = tile + head_bytes(type) + 4 * LANES * first;
     for (int piece = 0; piece < pieces; piece++, codes += piece_bytes(type)) {
-      if (count >= FEW_INPUTS) {
+      /* Of few rows, one piece ahead where lines are not read in their order; else the first line. */
+      const int is_far = count >= FEW_INPUTS, is_mixed = LANES == ROWS && bits_of(type) == 6;
+      if (is_far || is_mixed) {
 #pragma GCC unroll 8
         for (int line = 0; line < piece_bytes(type); line += 64)
-          __builtin_prefetch(codes + AHEAD + line);
+          __builtin_prefetch(codes + (is_far ? AHEAD : piece_bytes(type)) + line);
       } else if (LANES == ROWS || bits_of(type) == 5) {
-        __builtin_prefetch(codes); /* as the processor reads ahead best if lines come in order */
+        __builtin_prefetch(codes);
       }
 #pragma GCC unroll 4
       for (int part = 0; part < parts; part++)
