@@ -19,7 +19,7 @@ from edge.demos.bench.turns import Speeds, compared
 from edge.host import block_kernels
 from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention
 from edge.kernels.attention.reference import PackedAttention
-from edge.kernels.kv_cache.cache_size import cache_row
+from edge.kernels.kv_cache.cache_size import cache_row, kept_tokens
 from edge.kernels.onnx_graph import CPU, OnnxGraph
 
 _HEADS = {
@@ -27,8 +27,10 @@ _HEADS = {
     "W": (32, 4, 64),
     "Llama 3 8B": (32, 8, 128),
     "Phi-3 mini": (32, 32, 96),
+    "Gemma 3 1B": (4, 1, 256, 512),
+    "gpt-oss 20B": (64, 8, 64, 128),
 }
-"""Heads of queries and of keys, and the elements of one."""
+"""Heads of queries and of keys, the elements of one, and the window of a layer that has one."""
 _BITS = {"float32": None, "int8": 8}
 _LAYERS_BYTES = 96 << 20
 """Bytes of layers that take turns: more than the processor's caches have room for."""
@@ -85,7 +87,7 @@ def own_attention(given: Given) -> Iterator[Found]:
 
 
 def _layers(
-    heads: tuple[int, int, int],
+    heads: tuple[int, ...],
     bits: int | None,
     rows: int,
     tokens: int,
@@ -94,19 +96,24 @@ def _layers(
     is_own: bool,
 ) -> Callable[[], float]:
     """A function that gives the seconds of a layer, the mean of several that take turns."""
-    num_heads, num_kv_heads, size = heads
+    num_heads, num_kv_heads, size, *windows = heads
+    window = windows[0] if windows else None
     form = PackedAttention(
-        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=size, turned_elements=size
-    )
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=size, turned_elements=size,
+        window=window,
+    )  # fmt: skip
     graph, random = OnnxGraph("new_tokens", replace(CPU, has_own_attention=is_own)), _random()
     dtype, elements = cache_row(size, bits)
     context = tokens + rows
-    shape = [1, num_kv_heads, context, elements]
+    kept = None if window is None else kept_tokens(window, elements, rows)
+    shape = [1, num_kv_heads, kept or context, elements]
     angles = random((2, context, size // 2))
     feeds = {
         "qkv": random((1, rows, form.columns)), "cos": angles[0], "sin": angles[1],
         "lengths": np.asarray([context - 1], np.int32), "total": np.asarray(context, np.int32),
     }  # fmt: skip
+    if is_own:
+        feeds["counts"] = np.asarray([rows], np.int32)
     if bits:
         feeds |= {f"{n}_scales": 0.02 + 0 * random((1, num_kv_heads, 1, size)) for n in "kv"}
     inputs = {
@@ -118,10 +125,11 @@ def _layers(
         CacheNames(
             keys=past[0], values=past[1], bits=bits,
             key_scales=inputs.get("k_scales", ""), value_scales=inputs.get("v_scales", ""),
+            is_windowed=window is not None, kept=kept,
         ),
         AttentionNames(
             cos=inputs["cos"], sin=inputs["sin"], positions="", lengths=inputs["lengths"],
-            total=inputs["total"],
+            total=inputs["total"], counts=inputs.get("counts", ""),
         ),
         form,
     )  # fmt: skip

@@ -157,7 +157,7 @@ def attention(
             HeadSizes(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=padded),
             scale=factor, soft_cap=form.soft_cap,
         )  # fmt: skip
-    if cache.is_windowed and sinks is None:
+    if cache.is_windowed and sinks is None and not names.counts:
         # The kernel with sinks: the other one sums blocks of keys whose size follows from the
         # processor's cache, so a row's last bits would depend on where its keys are.
         nothing = np.full(num_heads, -np.inf, np.float32)
@@ -213,7 +213,8 @@ def attention(
             names.counts,
             outputs=3, domain=EDGE, heads=num_heads, kv_heads=num_kv_heads, size=padded,
             turned=form.turned_elements if by_itself else 0,
-            interleaved=int(form.interleaved), scale=int(np.float32(factor).view(np.uint32)),
+            interleaved=int(form.interleaved), scale=_bits_of(factor), window=form.window or 0,
+            is_ring=int(cache.is_windowed), cap=_bits_of(form.soft_cap or 0.0),
         )  # fmt: skip
         weights = []
     else:
@@ -232,6 +233,10 @@ def attention(
     if exact is not None:
         return output, present_keys, present_values, exact.present
     return output, present_keys, present_values
+
+
+def _bits_of(value: float) -> int:
+    return int(np.float32(value).view(np.uint32))
 
 
 def _is_one_row(graph: OnnxGraph, qkv: str) -> str:

@@ -24,9 +24,9 @@ def attends_in_tiles(
 
     among_pictures: rows of a picture see each other.
     """
-    if form.window is not None or form.soft_cap is not None or among_pictures:
+    if among_pictures or kv_bits not in {None, 8}:
         return False
-    return form.head_size <= _LARGEST_HEAD and kv_bits in {None, 8}
+    return form.head_size <= _LARGEST_HEAD
 
 
 def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_tokens: int) -> int:
@@ -35,5 +35,8 @@ def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_t
     queries, size = rows * form.num_heads, cache_head_size(form.head_size, kv_bits)
     divided = min(queries, _ENOUGH_PARTS * _MOST_QUERIES)
     parts = -(-context_tokens // _PART_KEYS)
+    if form.window is not None:  # which begins anywhere in a part
+        seen = form.window + _MOST_QUERIES - 1
+        parts = min(parts, (seen + _PART_KEYS - 2) // _PART_KEYS + 1)
     values = queries * size + divided * parts * (2 + size)
     return values if values < _PAGE_FLOATS else -(-values // _PAGE_FLOATS) * _PAGE_FLOATS

@@ -14,7 +14,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 8, TILE_BYTES = 1 << 14 /* of keys that stay in the nearest cache, as heads share them */ };
+enum { LANES = 8, ROW_SCORES = PART_KEYS + LANES /* as weights are padded */, TILE_BYTES = 1 << 14 /* of keys that stay in the nearest cache, as heads share them */ };
 
 /* Eight floats. `add_product` rounds once. */
 #if defined(__AVX2__)
@@ -203,6 +203,14 @@ INLINE float exponential(float x) {
   return x == x ? y : x;
 }
 
+/* cap * tanh(score / cap) of each. */
+INLINE void soften(float *scores, size_t count, float cap) {
+  for (size_t i = 0; i < count; i++) {
+    const float x = scores[i] / cap, power = exponential(-2 * __builtin_fabsf(x));
+    scores[i] = __builtin_copysignf(cap * ((1 - power) / (1 + power)), x);
+  }
+}
+
 /* Turns scores into weights, with zeros up to a multiple of eight. Their largest and their sum. */
 INLINE void weigh(float *scores, size_t count, float found[2]) {
   const size_t padded = (count + LANES - 1) / LANES * LANES;
@@ -221,6 +229,7 @@ INLINE void weigh(float *scores, size_t count, float found[2]) {
 }
 
 INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
+INLINE size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
 /* Scores of `rows` queries and `count` keys, of which each is read once. */
 INLINE void score_rows(const float *queries, const float *keys, size_t size, size_t rows, size_t count,
@@ -238,9 +247,9 @@ INLINE void score_rows(const float *queries, const float *keys, size_t size, siz
   }
   for (size_t i = 0; i < rows; i++) {
     if (count == 4)
-      store_sums(scores + i * PART_KEYS, x[i]);
+      store_sums(scores + i * ROW_SCORES, x[i]);
     else
-      scores[i * PART_KEYS] = sum(x[i][0]);
+      scores[i * ROW_SCORES] = sum(x[i][0]);
   }
 }
 
@@ -263,7 +272,7 @@ INLINE void add_rows(const float *weights, const float *values, size_t size, siz
   for (size_t key = 0; key < count; key++) {
     if (!at && key % 8 == 0) ask(asking, memory + key * asking.row);
     F8 weight[3];
-    for (size_t i = 0; i < rows; i++) weight[i] = all(weights[i * PART_KEYS + key]);
+    for (size_t i = 0; i < rows; i++) weight[i] = all(weights[i * ROW_SCORES + key]);
     for (size_t j = 0; j < vectors; j++) {
       const F8 value = load(values + key * size + at + j * LANES);
       for (size_t i = 0; i < rows; i++) x[i][j] = add_product(x[i][j], weight[i], value);
@@ -346,6 +355,26 @@ static size_t seen(const Block *block, size_t query) {
   return (size_t)work->last[block->request] + 2 + row - rows_of(work, block->request);
 }
 
+/* The first key that the block's query sees. */
+static size_t begin_of(const Block *block, size_t query) {
+  const size_t window = block->work->form->window, end = seen(block, query);
+  return window && end > window ? end - window : 0;
+}
+
+/* Some keys, which are a part's. */
+typedef struct {
+  size_t first, end;
+} Keys;
+
+/* Those that the block's query sees of the part with this number: none if the end is not behind the
+ * first. Parts begin at multiples of their size, wherever a window begins. */
+static Keys keys_of(const Block *block, size_t query, size_t part) {
+  const size_t first = begin_of(block, query), begin = part * PART_KEYS;
+  return (Keys){first > begin ? first : begin, least(seen(block, query), begin + PART_KEYS)};
+}
+
+static size_t first_part(const Block *block) { return begin_of(block, 0) / PART_KEYS; }
+
 static const float *queries_of(const Block *block) {
   const Attending *work = block->work;
   return work->turned + before(block) * work->form->size;
@@ -379,16 +408,25 @@ INLINE void add_queries(const float *weights, size_t count, const float *values,
     add_some(weights, values, size, 1, some, totals, asking, memory);
 }
 
-/* Several rows. keys, values: the part's. */
-INLINE void attend_rows(const Block *block, const char *keys, const char *values, size_t first,
-                        size_t count, float *found, int has_codes) {
+/* Adds some values for one query; the first here is the key with the number `begin`. */
+static __attribute__((noinline)) void add_row(const float *weights, const float *values, size_t size,
+                                              size_t begin, Keys keys, float *total, Asking asking,
+                                              const char *memory) {
+  if (keys.first < keys.end)
+    add_some(weights + keys.first, values + (keys.first - begin) * size, size, 1,
+             keys.end - keys.first, total, asking, memory);
+}
+
+/* Several rows. keys, values: from the first that a row of them sees of the part to the last. */
+INLINE void attend_rows(const Block *block, const char *keys, const char *values, size_t part,
+                        Keys all, float *found, int has_codes) {
   const Attending *work = block->work;
   const size_t size = work->form->size, row = size * (has_codes ? 1 : sizeof(float));
   const size_t tile = TILE_BYTES / (size * sizeof(float)) / 8 * 8 + 8, own = found_size(work);
-  const size_t groups = (block->count + 2) / 3;
+  const size_t groups = (block->count + 2) / 3, count = all.end - all.first;
   const float *queries = queries_of(block);
-  float scores[MOST_QUERIES][PART_KEYS], room[TILE_BYTES / sizeof(float) + 8 * MOST_SIZE];
-  size_t counts[MOST_QUERIES];
+  float scores[MOST_QUERIES][ROW_SCORES], room[TILE_BYTES / sizeof(float) + 8 * MOST_SIZE];
+  Keys sees[MOST_QUERIES]; /* counted from the first of all */
   for (size_t key = 0; key < count; key += tile) {
     const size_t some = least(count - key, tile);
     const char *memory = keys + key * row;
@@ -398,26 +436,38 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
                     asking_of(i / 3, groups, tile, row, 0), memory);
   }
   for (size_t i = 0; i < block->count; i++) {
-    const size_t of_row = seen(block, i);
-    counts[i] = of_row > first ? least(of_row - first, count) : 0;
+    const Keys of_row = keys_of(block, i, part);
     memset(found + i * own, 0, own * sizeof *found);
-    if (counts[i]) weigh(scores[i], counts[i], found + i * own);
+    sees[i] = (Keys){0, 0};
+    if (of_row.end <= of_row.first) continue;
+    sees[i] = (Keys){of_row.first - all.first, of_row.end - all.first};
+    if (work->form->cap != 0)
+      soften(scores[i] + sees[i].first, sees[i].end - sees[i].first, work->form->cap);
+    weigh(scores[i] + sees[i].first, sees[i].end - sees[i].first, found + i * own);
   }
   for (size_t key = 0; key < count; key += tile) {
-    const size_t some = least(count - key, tile);
+    const size_t end = key + least(count - key, tile);
     const char *memory = values + key * row;
-    const float *of = as_floats(memory, some * size, room, has_codes);
+    const float *of = as_floats(memory, (end - key) * size, room, has_codes);
     for (size_t i = 0; i < block->count; i += 3) {
       const Asking asking = asking_of(i / 3, groups, tile, row, 0);
       const size_t rows = least(block->count - i, 3);
-      const size_t all_see = counts[i] > key ? least(counts[i] - key, some) : 0;
-      add_queries(scores[i] + key, rows, of, size, all_see, found + i * own + 2, asking, memory);
-      for (size_t j = i; j < i + rows; j++) { /* later rows see more */
-        const size_t sees = counts[j] > key ? least(counts[j] - key, some) : 0;
-        if (all_see < sees)
-          add_queries(scores[j] + key + all_see, 1, of + all_see * size, size, sees - all_see,
-                      found + j * own + 2, asking, memory);
+      Keys shared = {key, end}; /* which all of these rows see: later rows begin and end later */
+      for (size_t j = i; j < i + rows; j++) {
+        shared.first = most(sees[j].first, shared.first);
+        shared.end = least(sees[j].end, shared.end);
       }
+      if (shared.end < shared.first) shared = (Keys){end, end};
+      for (size_t j = i; j < i + rows; j++)
+        add_row(scores[j], of, size, key,
+                (Keys){most(sees[j].first, key), least(sees[j].end, shared.first)},
+                found + j * own + 2, asking, memory);
+      add_queries(scores[i] + shared.first, rows, of + (shared.first - key) * size, size,
+                  shared.end - shared.first, found + i * own + 2, asking, memory);
+      for (size_t j = i; j < i + rows; j++)
+        add_row(scores[j], of, size, key,
+                (Keys){most(sees[j].first, shared.end), least(sees[j].end, end)},
+                found + j * own + 2, asking, memory);
     }
   }
 }
@@ -430,12 +480,13 @@ INLINE void attend_row(const Block *block, const char *keys, const char *values,
   const size_t size = work->form->size, row = size * (has_codes ? 1 : sizeof(float));
   const size_t tile = TILE_BYTES / row / 8 * 8 + 8, own = found_size(work);
   const float *queries = queries_of(block);
-  float scores[MOST_QUERIES][PART_KEYS];
+  float scores[MOST_QUERIES][ROW_SCORES];
   for (size_t key = 0; key < count; key += tile)
     for (size_t head = 0; head < block->count; head++)
       score(queries + head * size, keys + key * row, size, least(count - key, tile),
             scores[head] + key, asking_of(head, block->count, tile, row, is_stream), has_codes);
   for (size_t head = 0; head < block->count; head++) {
+    if (work->form->cap != 0) soften(scores[head], count, work->form->cap);
     weigh(scores[head], count, found + head * own);
     memset(found + head * own + 2, 0, size * sizeof *found);
   }
@@ -476,30 +527,30 @@ static void end_fold(const Block *block, size_t query, const float *total) {
   }
 }
 
-INLINE void attend_to(const Block *block, size_t chunk, float *found, int has_codes) {
+INLINE void attend_to(const Block *block, size_t part, float *found, int has_codes) {
   const Attending *work = block->work;
-  const size_t first = chunk * PART_KEYS, row = work->form->size * (has_codes ? 1 : sizeof(float));
+  const size_t row = work->form->size * (has_codes ? 1 : sizeof(float));
   const size_t cache = block->request * work->form->kv_heads + block->kv;
-  const size_t begin = (cache * work->context + first) * row;
-  const size_t count = least(seen(block, block->count - 1) - first, PART_KEYS);
+  const Keys all = {keys_of(block, 0, part).first, keys_of(block, block->count - 1, part).end};
+  const size_t begin = (cache * work->context + all.first - work->bases[block->request]) * row;
   const char *keys = (const char *)work->keys + begin, *values = (const char *)work->values + begin;
   if (rows_of(work, block->request) == 1)
-    attend_row(block, keys, values, count, found, has_codes);
+    attend_row(block, keys, values, all.end - all.first, found, has_codes);
   else
-    attend_rows(block, keys, values, first, count, found, has_codes);
+    attend_rows(block, keys, values, part, all, found, has_codes);
 }
 
 /* Apart, so that the scores of two callers do not share a frame: threads may have small stacks. */
-static __attribute__((noinline)) void attend_chunk(const Block *block, size_t chunk, float *found) {
+static __attribute__((noinline)) void attend_part(const Block *block, size_t part, float *found) {
   if (block->work->form->has_codes)
-    attend_to(block, chunk, found, 1);
+    attend_to(block, part, found, 1);
   else
-    attend_to(block, chunk, found, 0);
+    attend_to(block, part, found, 0);
 }
 
-/* The block's parts of keys. */
+/* How many parts the block's keys are in, from `first_part`. */
 static size_t chunks_of(const Block *block) {
-  return (seen(block, block->count - 1) + PART_KEYS - 1) / PART_KEYS;
+  return (seen(block, block->count - 1) + PART_KEYS - 1) / PART_KEYS - first_part(block);
 }
 
 static float *found_of(const Block *block, size_t chunk) {
@@ -507,26 +558,41 @@ static float *found_of(const Block *block, size_t chunk) {
   return work->found + (before(block) * work->chunks + chunk * block->count) * found_size(work);
 }
 
-void attend(void *data, size_t part) {
+/* Adds what a block found in one of its parts. */
+static void fold_part(const Block *block, size_t part, float *totals, const float *found) {
+  const size_t size = block->work->form->size, own = found_size(block->work);
+  for (size_t i = 0; i < block->count; i++) {
+    const Keys keys = keys_of(block, i, part);
+    if (keys.first < keys.end) fold(totals + i * own, found + i * own, size);
+  }
+}
+
+static void begin_folds(const Block *block, float *totals) {
+  for (size_t i = 0; i < block->count; i++)
+    begin_fold(block, i, totals + i * found_size(block->work));
+}
+
+static void end_folds(const Block *block, const float *totals) {
+  for (size_t i = 0; i < block->count; i++)
+    end_fold(block, i, totals + i * found_size(block->work));
+}
+
+void attend(void *data, size_t number) {
   const Attending *work = data;
-  const size_t size = work->form->size, own = found_size(work);
+  const Block block = block_of_part(work, work->is_divided ? number / work->chunks : number);
+  const size_t chunks = chunks_of(&block), first = first_part(&block);
   if (work->is_divided) {
-    const Block block = block_of_part(work, part / work->chunks);
-    const size_t chunk = part % work->chunks;
-    if (chunk < chunks_of(&block))
-      attend_chunk(&block, chunk, found_of(&block, chunk));
+    const size_t chunk = number % work->chunks;
+    if (chunk < chunks) attend_part(&block, first + chunk, found_of(&block, chunk));
     return;
   }
-  const Block block = block_of_part(work, part);
-  const size_t chunks = chunks_of(&block);
   float totals[MOST_QUERIES * (2 + MOST_SIZE)], found[MOST_QUERIES * (2 + MOST_SIZE)];
-  for (size_t i = 0; i < block.count; i++) begin_fold(&block, i, totals + i * own);
+  begin_folds(&block, totals);
   for (size_t chunk = 0; chunk < chunks; chunk++) {
-    attend_chunk(&block, chunk, found);
-    for (size_t i = 0; i < block.count; i++)
-      if (seen(&block, i) > chunk * PART_KEYS) fold(totals + i * own, found + i * own, size);
+    attend_part(&block, first + chunk, found);
+    fold_part(&block, first + chunk, totals, found);
   }
-  for (size_t i = 0; i < block.count; i++) end_fold(&block, i, totals + i * own);
+  end_folds(&block, totals);
 }
 
 /* Turns the first elements of a head by the angles of a position. */
@@ -549,7 +615,8 @@ static int8_t code(float x, float scale) {
 static void append(const Attending *work, size_t request, size_t kv, size_t position,
                    const float *key, const float *value) {
   const size_t size = work->form->size;
-  const size_t at = ((request * work->form->kv_heads + kv) * work->context + position) * size;
+  const size_t cache = (request * work->form->kv_heads + kv) * work->context;
+  const size_t at = (cache + position - work->bases[request]) * size;
   if (!work->form->has_codes) {
     memcpy((float *)work->keys + at, key, size * sizeof *key);
     memcpy((float *)work->values + at, value, size * sizeof *value);
@@ -594,47 +661,86 @@ void prepare_row(void *data, size_t number) {
   }
 }
 
+/* The key in the first row of a ring after so many tokens: its rows hold the newest keys in order,
+ * at least a window of them, and move once in `context - window + 1` tokens. As ONNX Runtime says of
+ * its `sliding_window_cache`; see edge/offload/kv/window_rows.py. */
+static size_t first_kept(const Attending *work, size_t tokens) {
+  const size_t kept = work->context, step = kept - work->form->window + 1;
+  return tokens > kept ? (tokens - kept + step - 1) / step * step : 0;
+}
+
+/* Moves rows of a request's rings, so that the first holds another key; `end`: behind the last. */
+static void move(const Attending *work, size_t request, size_t to, size_t end) {
+  const Form *form = work->form;
+  const size_t row = form->size * (form->has_codes ? 1 : sizeof(float));
+  const size_t by = to - work->bases[request];
+  for (size_t kv = 0; by && to < end && kv < form->kv_heads; kv++) {
+    const size_t at = (request * form->kv_heads + kv) * work->context * row;
+    memmove((char *)work->keys + at, (char *)work->keys + at + by * row, (end - to) * row);
+    memmove((char *)work->values + at, (char *)work->values + at + by * row, (end - to) * row);
+  }
+  work->bases[request] = to;
+}
+
+/* Makes room for the new keys behind those that their rows see. */
+static void begin_ring(const Attending *work, size_t request) {
+  const size_t end = (size_t)work->last[request] + 1, past = end - rows_of(work, request);
+  const size_t window = work->form->window, sees = past + 1 > window ? past + 1 - window : 0;
+  work->bases[request] = first_kept(work, past);
+  move(work, request, least(sees, first_kept(work, end)), past);
+}
+
+/* Parts of a block's keys, at most. */
+static size_t most_chunks(const Attending *work, size_t request) {
+  const size_t keys = (size_t)work->last[request] + 1, window = work->form->window;
+  const size_t span = window + least(asked_rows(work, request), MOST_QUERIES) - 1;
+  const size_t all = (keys + PART_KEYS - 1) / PART_KEYS;
+  return window ? least(all, (span + PART_KEYS - 2) / PART_KEYS + 1) : all;
+}
+
 int begin_attention(Attending *work) {
   const Form *form = work->form;
-  size_t most = 0;
-  for (size_t i = 0; i < work->requests; i++)
-    most = (size_t)work->last[i] + 1 > most ? (size_t)work->last[i] + 1 : most;
-  work->chunks = (most + PART_KEYS - 1) / PART_KEYS;
-  work->parts = 0;
-  for (size_t i = 0; i < work->requests; i++)
+  work->chunks = work->parts = 0;
+  for (size_t i = 0; i < work->requests; i++) {
+    work->chunks = most(work->chunks, most_chunks(work, i));
     work->parts += form->kv_heads * blocks_of(work, asked_rows(work, i));
+  }
   work->is_divided = work->parts < ENOUGH_PARTS && work->chunks > 1;
   if (work->is_divided) work->parts *= work->chunks;
   const size_t all = work->rows * form->heads, numbers = work->requests + 1;
   const size_t turned = all * form->size;
   const size_t found = work->is_divided ? all * work->chunks * found_size(work) : 0;
-  work->memory = aligned((turned + found) * sizeof(float) + 2 * numbers * sizeof(size_t));
+  work->memory = aligned((turned + found) * sizeof(float) + 3 * numbers * sizeof(size_t));
   if (!work->memory) return 0;
   work->turned = work->memory;
   work->found = work->turned + turned;
   work->starts = (size_t *)(work->found + found); /* an even number of floats */
   work->firsts = work->starts + numbers;
+  work->bases = work->firsts + numbers;
   work->starts[0] = work->firsts[0] = 0;
   for (size_t i = 0; i < work->requests; i++) {
     const size_t rows = asked_rows(work, i);
     work->starts[i + 1] = work->starts[i] + rows;
     work->firsts[i + 1] = work->firsts[i] + form->kv_heads * blocks_of(work, rows);
+    work->bases[i] = 0;
+    if (form->is_ring) begin_ring(work, i);
   }
   return 1;
 }
 
 void end_attention(Attending *work, int is_whole) {
-  const size_t own = found_size(work);
   const size_t blocks = is_whole && work->is_divided ? work->parts / work->chunks : 0;
-  float total[2 + MOST_SIZE];
+  float totals[MOST_QUERIES * (2 + MOST_SIZE)];
   for (size_t number = 0; number < blocks; number++) {
     const Block block = block_of_part(work, number);
-    for (size_t i = 0; i < block.count; i++) {
-      begin_fold(&block, i, total);
-      for (size_t chunk = 0; chunk * PART_KEYS < seen(&block, i); chunk++)
-        fold(total, found_of(&block, chunk) + i * own, work->form->size);
-      end_fold(&block, i, total);
-    }
+    begin_folds(&block, totals);
+    for (size_t chunk = 0; chunk < chunks_of(&block); chunk++)
+      fold_part(&block, first_part(&block) + chunk, totals, found_of(&block, chunk));
+    end_folds(&block, totals);
+  }
+  for (size_t i = 0; work->form->is_ring && i < work->requests; i++) {
+    const size_t end = (size_t)work->last[i] + 1;
+    move(work, i, first_kept(work, end), end);
   }
   release(work->memory);
 }

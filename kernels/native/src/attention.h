@@ -15,8 +15,10 @@ enum {
 typedef struct {
   size_t heads, kv_heads, size;
   size_t turned; /* the first elements of a head are turned; 0: none, or they are already */
+  size_t window; /* keys that a row sees, its own included; 0: all before it */
   int interleaved, is_packed, has_codes;
-  float scale;
+  int is_ring;   /* whether a cache has the newest keys only: see `first_kept` */
+  float scale, cap; /* cap: scores become cap * tanh(score / cap); 0: they stay */
 } Form;
 
 /* What the parts share. The caller fills in what stands first. */
@@ -25,7 +27,8 @@ typedef struct {
   size_t requests, rows, context;  /* of all requests; rows of a cache */
   const int32_t *counts;           /* [requests]: rows of each, at least one; NULL: as many of each */
   const float *query, *key, *value; /* [rows, heads · size]; all of a row, if they are packed */
-  void *keys, *values;             /* [requests, kv_heads, context, size]: float, or int8 */
+  void *keys, *values;             /* [requests, kv_heads, context, size]: float, or int8; of a ring,
+                                    * context is at least window + rows of a request - 1 */
   const int32_t *last;             /* [requests]: the number of the newest key */
   const float *cos, *sin;          /* [positions, turned / 2] */
   const int64_t *turns;            /* [rows]: rows of these; NULL: the new keys' numbers */
@@ -35,6 +38,7 @@ typedef struct {
 
   void *memory;
   size_t *starts, *firsts;         /* [requests + 1]: rows before each; blocks before each */
+  size_t *bases;                   /* [requests]: the key in the first row of its caches */
   float *turned;                   /* scaled queries: of each request [kv_heads, its rows, heads of a key head, size] */
   float *found;                    /* [blocks of all, chunks, queries of this block, 2 + size] */
   int is_divided;                  /* whether each chunk of a block is a part */

@@ -9,7 +9,8 @@
  * requests there are.
  * Outputs: as the query [..., heads * size], keys and values, which are meant to be the inputs' memory.
  * Attributes: heads, kv_heads, size, turned (elements), interleaved (0 or 1), scale (the bits of a
- * float32).
+ * float32), window (keys that a row sees, its own included; 0: all), is_ring (0 or 1: whether caches hold
+ * the newest keys only, see attention.h), cap (the bits of a float32; 0: none).
  */
 #include "attention.h"
 #include "onnxruntime_abi.h"
@@ -36,19 +37,31 @@ typedef struct {
 
 static void ORT_CALL destroy(void *kernel) { free(kernel); }
 
+static float float_of(int64_t bits) {
+  const uint32_t own = (uint32_t)bits;
+  float found;
+  memcpy(&found, &own, sizeof found);
+  return found;
+}
+
 static Status *read_form(Attention *self, const Info *info) {
-  int64_t heads, kv_heads, size, turned, interleaved, scale;
-  int64_t *places[] = {&heads, &kv_heads, &size, &turned, &interleaved, &scale};
-  static const char *const names[] = {"heads", "kv_heads", "size", "turned", "interleaved", "scale"};
-  for (int i = 0; i < 6; i++) {
-    Status *error = ORT_INTEGER(self->api, info, names[i], places[i]);
+  int64_t heads, kv_heads, size, turned, interleaved, scale, window, is_ring, cap;
+  const struct {
+    const char *name;
+    int64_t *to;
+  } read[] = {{"heads", &heads}, {"kv_heads", &kv_heads}, {"size", &size},
+              {"turned", &turned}, {"interleaved", &interleaved}, {"scale", &scale},
+              {"window", &window}, {"is_ring", &is_ring}, {"cap", &cap}};
+  for (size_t i = 0; i < sizeof read / sizeof *read; i++) {
+    Status *error = ORT_INTEGER(self->api, info, read[i].name, read[i].to);
     if (error) return error;
   }
   if (kv_heads < 1 || heads < 1 || heads > LARGEST || heads % kv_heads || size < 8 || size % 8 ||
-      size > MOST_SIZE || turned < 0 || turned > size || turned % 2)
+      size > MOST_SIZE || turned < 0 || turned > size || turned % 2 || window < 0 ||
+      window > INT32_MAX || (is_ring && !window))
     return ORT_STATUS(self->api, ORT_INVALID_ARGUMENT, "heads of another form");
-  const uint32_t bits = (uint32_t)scale;
-  memcpy(&self->form.scale, &bits, sizeof bits);
+  self->form.scale = float_of(scale), self->form.cap = float_of(cap);
+  self->form.window = (size_t)window, self->form.is_ring = is_ring != 0;
   self->form.heads = (size_t)heads, self->form.kv_heads = (size_t)kv_heads;
   self->form.size = (size_t)size, self->form.turned = (size_t)turned;
   self->form.interleaved = (int)interleaved;
@@ -120,6 +133,7 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
   if (form->has_codes &&
       (inputs[KEY_SCALES].count != of_heads || inputs[VALUE_SCALES].count != of_heads))
     return "codes without scales";
+  if (form->is_ring && form->window > work->context) return "no room for a window";
   size_t left = new;
   for (size_t i = 0; i < work->requests; i++) {
     const int32_t at = ((const int32_t *)last->data)[i];
@@ -127,7 +141,8 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
     if (own < 1 || (size_t)own > left) return "rows of other requests";
     const size_t rows = counts->value ? (size_t)own : (size_t)query->sizes[1];
     left -= rows;
-    if (at < 0 || (size_t)at >= work->context) return "a key behind the end";
+    if (at < 0 || at == INT32_MAX || (!form->is_ring && (size_t)at >= work->context))
+      return "a key behind the end";
     if ((size_t)at + 1 < rows) return "keys before the first";
     if (half && !inputs[TURNS].data && (size_t)at >= inputs[COS].count / half) return "no such angle";
   }
@@ -147,6 +162,54 @@ static Status *present(const Api *api, Context *context, size_t output, const In
   if (!error) error = ORT_DATA(api, value, data);
   if (!error && *data != past->data) memcpy(*data, past->data, past->count * element);
   return error;
+}
+
+static Status *attend_at_once(const Api *api, Context *context, Attending *work) {
+  Status *error = NULL;
+  if (!begin_attention(work)) return ORT_STATUS(api, ORT_FAIL, "no memory for attention");
+  if (work->rows < FEW_ROWS)
+    for (size_t row = 0; row < work->rows; row++) prepare_row(work, row);
+  else
+    error = ORT_PARALLEL(api, context, prepare_row, work->rows, 0, work);
+  if (!error) error = ORT_PARALLEL(api, context, attend, work->parts, 0, work);
+  end_attention(work, !error);
+  return error;
+}
+
+/* Attends, one request after the other and `room` rows at a time: a ring has no room for more beside
+ * the keys that these see. */
+static Status *attend_in_pieces(const Api *api, Context *context, const Attending *all, size_t room) {
+  const Form *form = all->form;
+  const size_t shared = form->kv_heads * form->size, heads = form->heads * form->size;
+  const size_t columns = form->is_packed ? heads + 2 * shared : heads;
+  const size_t cache = all->context * shared * (form->has_codes ? 1 : sizeof(float));
+  size_t start = 0;
+  for (size_t request = 0; request < all->requests; request++) {
+    const size_t rows = all->counts ? (size_t)all->counts[request] : all->rows / all->requests;
+    for (size_t done = 0; done < rows;) {
+      Attending work = *all;
+      work.rows = rows - done < room ? rows - done : room, done += work.rows;
+      const int32_t last = (int32_t)((size_t)all->last[request] + done - rows);
+      work.requests = 1, work.counts = NULL, work.last = &last;
+      work.query += start * columns, work.output += start * heads;
+      if (!form->is_packed) work.key += start * shared, work.value += start * shared;
+      if (work.turns) work.turns += start;
+      work.keys = (char *)work.keys + request * cache;
+      work.values = (char *)work.values + request * cache;
+      Status *error = attend_at_once(api, context, &work);
+      if (error) return error;
+      start += work.rows;
+    }
+  }
+  return NULL;
+}
+
+static size_t most_rows(const Attending *work) {
+  if (!work->counts) return work->rows / work->requests;
+  size_t most = 0;
+  for (size_t i = 0; i < work->requests; i++)
+    most = (size_t)work->counts[i] > most ? (size_t)work->counts[i] : most;
+  return most;
 }
 
 static Status *ORT_CALL compute(void *kernel, Context *context) {
@@ -182,14 +245,9 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
   if (!error) error = present(api, context, 1, inputs + KEYS, element, &work.keys);
   if (!error) error = present(api, context, 2, inputs + VALUES, element, &work.values);
   if (error || !work.requests) return error;
-  if (!begin_attention(&work)) return ORT_STATUS(api, ORT_FAIL, "no memory for attention");
-  if (work.rows < FEW_ROWS)
-    for (size_t row = 0; row < work.rows; row++) prepare_row(&work, row);
-  else
-    error = ORT_PARALLEL(api, context, prepare_row, work.rows, 0, &work);
-  if (!error) error = ORT_PARALLEL(api, context, attend, work.parts, 0, &work);
-  end_attention(&work, !error);
-  return error;
+  const size_t room = form.is_ring ? work.context - form.window + 1 : work.rows;
+  return most_rows(&work) > room ? attend_in_pieces(api, context, &work, room)
+                                 : attend_at_once(api, context, &work);
 }
 
 static const char *ORT_CALL plain_name(const Operator *op) { return (void)op, "Attention"; }

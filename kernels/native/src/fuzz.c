@@ -65,6 +65,10 @@ static int attend_some(void) {
   const int32_t both = next() % 2 ? 1 : 1 + (int32_t)(next() % most_rows);
   const int32_t counts[] = {both, next() % 2 ? both : 1 + (int32_t)(next() % most_rows)};
   const size_t rows = (size_t)(counts[0] + (batch > 1 ? counts[1] : 0));
+  const size_t longest = (size_t)(counts[0] > counts[1] ? counts[0] : counts[1]);
+  if (next() % 2) form.window = 1 + next() % (context + 1 - longest), form.is_ring = next() % 2;
+  if (next() % 3 == 0) form.cap = 5;
+  const size_t positions = form.is_ring ? 3 * context : context;
   const int is_uneven = batch > 1 && counts[0] != counts[1];
   const size_t shared = form.kv_heads * form.size, query = form.heads * form.size;
   const size_t cache = batch * shared * context * (form.has_codes ? 1 : sizeof(float));
@@ -72,11 +76,11 @@ static int attend_some(void) {
   const uint32_t has_sinks = next() % 2;
   int32_t last[2];
   for (size_t i = 0; i < batch; i++)
-    last[i] = counts[i] - 1 + (int32_t)(next() % (context + 1 - (size_t)counts[i]));
+    last[i] = counts[i] - 1 + (int32_t)(next() % (positions + 1 - (size_t)counts[i]));
   float *floats[] = {
       any_floats(rows * columns, most), any_floats(rows * shared, most),
-      any_floats(rows * shared, most),  any_floats(context * half, 1),
-      any_floats(context * half, 1),    any_floats(form.heads, most),
+      any_floats(rows * shared, most),  any_floats(positions * half, 1),
+      any_floats(positions * half, 1),  any_floats(form.heads, most),
       any_floats(shared, 1),            any_floats(shared, 1),
   };
   float *output[2];

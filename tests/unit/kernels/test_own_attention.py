@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.kv_cache.channel_cache import dequantize, quantize
 from edge.kernels.onnx_graph import CPU, EDGE, OnnxGraph
 from edge.kernels.rope.reference import rope, rope_tables
+from edge.offload.kv.window_rows import WindowRows
 
 pytestmark = pytest.mark.skipif(
     kernels() == "plain", reason="this processor has no fast kernels: not run"
@@ -52,6 +54,10 @@ class Case:
     has_sinks: bool = False
     turns: tuple[int, ...] = ()
     scale: float = 0.125
+    window: int = 0
+    cap: float = 0
+    kept: int = 0
+    """Rows of a cache that has the newest keys only; 0: it has all."""
     feeds: dict[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -80,7 +86,7 @@ class Case:
         self.feeds = {
             "query": packed if self.is_packed else query,
             **({} if self.is_packed else {"key": flat["keys"], "value": flat["values"]}),
-            "past_keys": self.past[0], "past_values": self.past[1],
+            "past_keys": self.kept_rows(self.past[0]), "past_values": self.kept_rows(self.past[1]),
             "last": np.asarray(self.last, np.int32),
             **({"cos": self.cos, "sin": self.sin} if self.turned else {}),
             **({"turns": np.asarray(self.turns)[:, None] + np.arange(rows)} if self.turns else {}),
@@ -88,6 +94,19 @@ class Case:
             **({"key_scales": self.scales[0], "value_scales": self.scales[1]}
                if self.has_codes else {}),
         }  # fmt: skip
+
+    def kept_rows(self, caches: Array) -> Array:
+        """Of [batch, kv_heads, CONTEXT, size], those that are there before the step."""
+        if not self.kept:
+            return caches
+        ring, rows = (
+            np.zeros_like(caches[:, :, : self.kept]),
+            WindowRows(window=self.window, kept=self.kept),
+        )
+        for index, last in enumerate(self.last):
+            tokens = last + 1 - self.rows
+            ring[index, :, : rows.rows(tokens)] = caches[index, :, rows.first(tokens) : tokens]
+        return ring
 
     def open(self, *, threads: int = 1) -> ort.InferenceSession:
         graph = OnnxGraph("new_tokens")
@@ -102,10 +121,11 @@ class Case:
             *(name if name in self.feeds else "" for name in names),
             outputs=3, domain=EDGE, heads=self.num_heads, kv_heads=self.num_kv_heads,
             size=self.size, turned=self.turned, interleaved=int(self.interleaved),
-            scale=int(np.float32(self.scale).view(np.uint32)),
+            scale=int(np.float32(self.scale).view(np.uint32)), window=self.window,
+            is_ring=int(bool(self.kept)), cap=int(np.float32(self.cap).view(np.uint32)),
         )  # fmt: skip
         kind = np.int8 if self.has_codes else np.float32
-        shape = list(self.past[0].shape)
+        shape = list(self.feeds["past_keys"].shape)
         graph.output(found[0], "output", np.float32, ["batch", "rows", "columns"])
         graph.output(found[1], "present_keys", kind, shape)
         graph.output(found[2], "present_values", kind, shape)
@@ -151,7 +171,13 @@ class Case:
         if self.has_codes:
             read = [dequantize(x, s, bits=8) for x, s in zip(present, self.scales, strict=True)]
         sinks = self.sinks if self.has_sinks else None
-        output = attention(query, *read, position=first, scale=self.scale, sinks=sinks)
+        output = attention(
+            query, *read, position=first, scale=self.scale, sinks=sinks,
+            window=self.window or None, soft_cap=self.cap or None,
+        )  # fmt: skip
+        if self.kept:
+            gone = WindowRows(window=self.window, kept=self.kept).first(first + self.rows)
+            present = [each[gone:] for each in present]
         return output.reshape(self.rows, -1), *present
 
 
@@ -164,6 +190,10 @@ FORMS: dict[str, dict[str, Any]] = {
     "not turned": {"turned": 0, "is_packed": False, "size": 72},
     "other positions": {"turns": (3, 0, 11)},
     "sinks": {"has_sinks": True, "size": 128, "turned": 128},
+    "a window": {"window": 37},
+    "a window over parts": {"window": 700, "cap": 2.0},
+    "the newest keys": {"window": 37, "kept": 90, "has_sinks": True},
+    "few of the newest keys": {"window": 600, "kept": 607},
     "the largest heads": {"num_heads": 4, "size": 512, "turned": 512, "scale": 0.05},
 }
 
@@ -174,13 +204,13 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_it_is_the_formula(form: dict[str, Any], has_codes: bool, rows: int) -> None:
     case = Case(last=(rows - 1, 530, 1599), rows=rows, has_codes=has_codes, **form)
     output, *present = case.run()
-    for index, last in enumerate(case.last):
+    for index in range(len(case.last)):
         wanted, *caches = case.expected(index)
         # A new key was turned, so its code may be the next one, which rows behind it read.
         near = 2e-3 if has_codes and rows > 1 else 3e-6
         np.testing.assert_allclose(output[index], wanted, rtol=0, atol=near)
         for found, cache in zip(present, caches, strict=True):
-            own = found[index, :, : last + 1].swapaxes(0, 1)
+            own = found[index, :, : len(cache)].swapaxes(0, 1)
             np.testing.assert_array_equal(own[:-rows], cache[:-rows])
             near = 1 if has_codes else 1e-6
             np.testing.assert_allclose(own[-rows:], cache[-rows:], rtol=0, atol=near)
@@ -234,6 +264,35 @@ def test_requests_with_rows_of_their_own_numbers(
         np.testing.assert_array_equal(one, other)
     own = [wanted[0][i, most - count :] for i, count in enumerate(counts)]
     np.testing.assert_array_equal(found[0], np.concatenate(own)[None])
+
+
+@pytest.mark.parametrize(("window", "kept"), [(1, 1), (5, 11), (20, 32), (20, 200), (64, 64)])
+@pytest.mark.parametrize("has_codes", [False, True], ids=["floats", "codes"])
+def test_a_ring_has_the_bits_of_a_whole_cache(window: int, kept: int, has_codes: bool) -> None:
+    """Two requests, cut into steps, of which some have more rows than it has room for."""
+    of_steps = [(1, 30), (40, 1), (1, 1), (7, 20), (33, 2), (1, 29)]
+    whole = Case(last=(82, 82), rows=83, window=window, has_codes=has_codes)
+    wanted, *caches = whole.run(threads=2)
+    ring = replace(whole, kept=kept, rows=1, last=(0, 0))
+    ring.feeds |= {name: x for name, x in whole.feeds.items() if name.endswith("_scales")}
+    present: Sequence[Array] = [ring.feeds["past_keys"], ring.feeds["past_values"]]
+    ends = np.zeros(2, int)
+    for counts in of_steps:
+        rows = [slice(end, end + count) for end, count in zip(ends, counts, strict=True)]
+        ends += counts
+        ring.feeds |= {
+            "query": np.concatenate([whole.feeds["query"][i, r] for i, r in enumerate(rows)])[None],
+            "counts": np.asarray(counts, np.int32), "last": (ends - 1).astype(np.int32),
+            "past_keys": present[0], "past_values": present[1],
+        }  # fmt: skip
+        found, *present = ring.run(threads=2)
+        np.testing.assert_array_equal(
+            found[0], np.concatenate([wanted[i, r] for i, r in enumerate(rows)])
+        )
+        for one, other in zip(present, caches, strict=True):
+            for i, end in enumerate(ends):
+                first = WindowRows(window=window, kept=kept).first(end)
+                np.testing.assert_array_equal(one[i, :, : end - first], other[i, :, first:end])
 
 
 @pytest.mark.parametrize("counts", [(0, 3), (4, -1), (1, 1), (2, 2), (3, 1 << 30)])
@@ -290,8 +349,7 @@ def test_no_row_sees_what_stands_behind_it(has_codes: bool) -> None:
     [
         (True, 8, {}),
         (False, 4, {}),  # of a layer that uses another one's keys, which keeps the remainders
-        (False, 8, {"window": 5}),
-        (False, 8, {"soft_cap": 3.0}),
+        (True, 8, {"window": 5, "soft_cap": 3.0}),
         (True, 8, {"num_kv_heads": 4}),
         (False, 8, {"head_size": 528, "turned_elements": 0}),
     ],
@@ -373,9 +431,22 @@ def test_a_number_outside_is_refused(name: str, array: Array, form: dict[str, An
 
 @pytest.mark.parametrize(
     "form",
-    [{"size": 20, "turned": 20}, {"size": 520, "turned": 0}, {"num_heads": 7}, {"turned": 66}],
+    [
+        {"size": 20, "turned": 20},
+        {"size": 520, "turned": 0},
+        {"num_heads": 7},
+        {"turned": 66},
+        {"window": -1},
+    ],
     ids=str,
 )
 def test_another_form_of_heads_is_refused(form: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="heads of another form"):
         Case(last=(1,), **form).open()
+
+
+def test_a_ring_shorter_than_its_window_is_refused() -> None:
+    case = Case(last=(5,), window=9, kept=9)
+    case.feeds |= {name: case.feeds[name][:, :, :8] for name in ("past_keys", "past_values")}
+    with pytest.raises(Exception, match="no room for a window"):
+        case.run()

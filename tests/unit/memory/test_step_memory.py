@@ -83,8 +83,8 @@ def test_what_is_known_to_be_there_is_counted() -> None:
         ({}, "int8", True),
         ({"has_sinks": True}, "float32", True),
         ({}, "int4", False),
-        ({"window": 64}, "float32", False),
-        ({"soft_cap": 20.0}, "float32", False),
+        ({"window": 64}, "float32", True),
+        ({"soft_cap": 20.0}, "float32", True),
         ({"sees_pictures": True}, "float32", False),
         ({"head_size": 1024}, "float32", False),
     ],
@@ -105,7 +105,7 @@ def test_attention_in_tiles_takes_nothing_for_scores(
     if not is_in_tiles:
         assert found == had
         return
-    turned, parts = 64 * 6 * 16, 64 * 6 * (8192 // 512) * (2 + 16)
+    turned, parts = 64 * 6 * 16, 64 * 6 * (2 if kind.mixer.window else 8192 // 512) * (2 + 16)
     assert had - found == 4 * (64 * 6 * 8192 - turned - parts)
 
 

@@ -192,4 +192,4 @@ def test_windows_that_pay_behind_a_longer_context_are_kept_there() -> None:
         after = with_longest_context(before, spec, LoadOptions(), peers)
         assert after.limits.windows == int(kept)
         assert [kind.window_tokens is not None for kind in after.model.kinds] == [kept, False]
-        assert after.context_tokens == (100_000 if kept else 16_384)
+        assert after.context_tokens == (100_000 if kept else 32_768)
