@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.protocol.messages import MOST_COPY_BYTES
+from edge.protocol.frame_codec import MOST_COPY_BYTES
 from edge.protocol.step import MAX_CHUNK_TOKENS
 from edge.protocol.topology import Seat
 from edge.weights.cache_layout import HeldLayer

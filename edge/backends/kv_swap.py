@@ -1,9 +1,7 @@
-"""Swaps keys and values between the pool and a tier: whole requests, or layers within a step.
+"""Swaps requests between the pool and a tier, takes prefixes of them, and saves their states.
 
-A swapped-out request leaves its slot and gets one again at its next step. A request longer than
-memory is computed alone, layer by layer: the first layers stay, and each of the others is read
-while the layer before it computes. A fixed set of resident layers is best, because layers are used
-in the same order every time.
+A swapped-out request leaves its slot and gets one again at its next step. One longer than memory is
+computed alone, layer by layer (`kv_layer_moves.py`).
 
 States, and layers that keep the newest tokens only (windows), are swapped with whole requests. A
 state covers all tokens so far, so another request with the same beginning starts from a saved copy.
@@ -11,180 +9,17 @@ state covers all tokens so far, so another request with the same beginning start
 
 from __future__ import annotations
 
-import itertools
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from edge.backends.kv_layer_moves import LayerMoves
+from edge.backends.kv_pool import Pool
 from edge.errors import RequestError
-from edge.offload import KVLayer, KVPlace, KVShape, KVTier
+from edge.offload import KVShape, KVTier
 from edge.protocol.step import Step, StepEntry, StepLimits
-
-_WINDOW_LAYERS = 2
-"""Layers in memory beside the resident ones: one that computes and one that is read."""
-
-
-Rows = NDArray[Any]
-"""[num_kv_heads, tokens, elements] of one layer's keys or values."""
-
-
-class Pool(Protocol):
-    """The memory in which graphs and kernels use keys and values, by request and slot."""
-
-    @property
-    def num_requests(self) -> int: ...
-
-    @property
-    def can_cut(self) -> bool:
-        """Whether a request can be cut to its first tokens, because it has neither states nor
-        windows."""
-        ...
-
-    @property
-    def rewinds(self) -> bool:
-        """Whether there are states, which no guess may be written over."""
-        ...
-
-    def can_cut_to(self, slot: int, tokens: int) -> bool:
-        """Whether the slot's request can go on after its first `tokens`."""
-        ...
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all requests."""
-        ...
-
-    def __contains__(self, request: str) -> bool: ...
-
-    def open(self, request: str) -> int:
-        """The request's slot, a new one if it has none. Raises KeyError if all are taken."""
-        ...
-
-    def length(self, slot: int) -> int: ...
-
-    def states(self, first: int, count: int) -> list[NDArray[np.float32]]:
-        """States of `count` slots from `first`; empty if the layers have no states."""
-        ...
-
-    def put_states(self, slot: int, states: Sequence[NDArray[np.float32]]) -> None:
-        """Set a slot's states, in the form of `states` for one slot."""
-        ...
-
-    @property
-    def window_bytes(self) -> int:
-        """Bytes of all windows, of requests and saved ones."""
-        ...
-
-    def window_bytes_of(self, tokens: int | None = None) -> int:
-        """Bytes of one request's windows after so many tokens; None: at most."""
-        ...
-
-    def window_rows(self, slot: int) -> list[tuple[Rows, Rows]]:
-        """Keys and values of each window, to read or to write; they follow from the slot's
-        length."""
-        ...
-
-    def windows_like(self, tokens: int) -> list[NDArray[Any]]:
-        """Arrays of the shapes of one request's windows after so many tokens, as `saved_states` has
-        them, without memory."""
-        ...
-
-    def save_states(self, slot: int, place: int) -> None:
-        """Copy a slot's states and windows to a place for saved ones, over its contents."""
-        ...
-
-    def saved_states(self, place: int) -> list[NDArray[Any]]:
-        """The states in a place, in the form of `states` for one slot, then keys and values of each
-        window; valid until the next call."""
-        ...
-
-    def new_states(self) -> list[NDArray[Any]]:
-        """Arrays for the states of one request, in the form of `states` for one slot."""
-        ...
-
-    def load_states(self, slot: int, place: int) -> None:
-        """Copy the saved states and windows of a place to a slot, and forget tokens behind them.
-        Raises KeyError if no memory for states is free."""
-        ...
-
-    def drop_states(self, slot: int) -> None:
-        """Free the memory of a slot's states and windows until they are set again."""
-        ...
-
-    def drop_saved(self, place: int) -> None:
-        """Free the memory of a place for saved states."""
-        ...
-
-    def wrote(self, slot: int, length: int) -> None: ...
-
-    def shrink(self, slot: int, length: int) -> None:
-        """Forget tokens after the first `length`."""
-        ...
-
-    def rename(self, request: str, to: str) -> None:
-        """Give the slot of `request` to request `to`, which has none."""
-        ...
-
-    def rows(self, index: int, slot: int, first: int, last: int) -> tuple[Rows, Rows]:
-        """Keys and values of a layer's tokens [first, last), valid until the next call."""
-        ...
-
-    def filling(
-        self, index: int, slot: int, tokens: int
-    ) -> AbstractContextManager[tuple[Rows, Rows]]:
-        """Buffers for a layer's first `tokens` tokens. Their contents are in the pool when the
-        context ends."""
-        ...
-
-    def release(self, request: str) -> None: ...
-
-    def drop_layer(self, index: int, slot: int) -> None:
-        """Free the memory of a slot's layer. Called only for requests that may be longer than
-        memory."""
-        ...
-
-
-class WithoutWindows(ABC):
-    """The part of a Pool about windows, of pools that have none."""
-
-    @property
-    @abstractmethod
-    def can_cut(self) -> bool: ...
-
-    @property
-    def rewinds(self) -> bool:
-        return not self.can_cut
-
-    @property
-    def window_bytes(self) -> int:
-        return 0
-
-    @abstractmethod
-    def length(self, slot: int) -> int: ...
-
-    def can_cut_to(self, slot: int, tokens: int) -> bool:
-        length = self.length(slot)
-        return tokens <= length if self.can_cut else tokens == length
-
-    def window_bytes_of(self, tokens: int | None = None) -> int:
-        return 0
-
-    def window_rows(self, slot: int) -> list[tuple[Rows, Rows]]:
-        return []
-
-    def windows_like(self, tokens: int) -> list[NDArray[Any]]:
-        return []
-
-    def drop_saved(self, place: int) -> None:
-        """Does nothing: places keep their memory."""
-        return
 
 
 class CacheMoves:
@@ -206,23 +41,24 @@ class CacheMoves:
         self._pool = pool
         self._shape = shape
         self._windows = windows
-        self._layers = range(shape.num_layers)
-        self._tier = tier
+        self._has_tier = tier is not None
         self._room_tokens = limits.cached_tokens
+        self._layers = LayerMoves(pool, shape, tier, windows, limits.cached_tokens)
         windows_bytes = limits.windows * pool.window_bytes_of()
         self._room_bytes = limits.cached_tokens * token_bytes + windows_bytes
         self._away: dict[str, int] = {}
         """Requests without a slot, and their tokens."""
-        self._outside: dict[str, set[int]] = {}
-        """Layers that are not in memory, of requests that have a slot."""
         self._saved: dict[int, tuple[str, int]] = {}
         """The request, and the number of its tokens, of the state in each place."""
         self._before_guesses = limits.saved_states
         """The place for the state before a step with guesses."""
-        self._window: _Window | None = None
-        self._reader: ThreadPoolExecutor | None = None
-        self.wait_s = 0.0
+        self._arrival_s = 0.0
+        """Seconds that steps waited before their first layer."""
+
+    @property
+    def wait_s(self) -> float:
         """Seconds that steps waited for moves."""
+        return self._arrival_s + self._layers.wait_s
 
     def swap_out(self, request: str) -> None:
         """Move a request to the tier and free its slot. On StoreError nothing has moved."""
@@ -230,23 +66,20 @@ class CacheMoves:
             return
         slot = self._pool.open(request)
         length = self._pool.length(slot)
-        for layer in self._layers:
-            if layer not in self._outside.get(request, ()):
-                self._write(request, layer, length)
-        self._write_states(request, slot)
+        self._layers.write_all(request, slot)
         self._pool.release(request)
-        self._outside.pop(request, None)
+        self._layers.forget_slot(request)
         self._away[request] = length
 
     def reserve(self, request: str, tokens: int) -> None:
         """Reserve room in the tier for `tokens` of the request. Raises StoreError."""
-        self._place(request).reserve(tokens)
+        self._layers.reserve(request, tokens)
 
     def keep(self, request: str, tokens: int) -> None:
         """End the request; its first N tokens stay in memory if they are there, and if its state
         at N, should it have states, was saved."""
-        self._drop_from_tier(request)
-        is_here = request in self._pool and not self._outside.get(request)
+        self._layers.drop(request)
+        is_here = request in self._pool and not self._layers.is_outside(request)
         if is_here and self._has_first(request, tokens):
             slot = self._pool.open(request)
             if not self._pool.can_cut:
@@ -294,7 +127,7 @@ class CacheMoves:
         target = self._open(request)
         slot = self._pool.open(source)
         self._load_states(target, place)
-        for layer in self._layers:
+        for layer in range(self._shape.num_layers):
             rows = self._pool.rows(layer, slot, 0, tokens)
             with self._pool.filling(layer, target, tokens) as into:
                 for array, some in zip(into, rows, strict=True):
@@ -404,7 +237,7 @@ class CacheMoves:
 
     def is_inside(self, request: str) -> bool:
         """Whether all of the request is in memory."""
-        return request not in self._away and not self._outside.get(request)
+        return request not in self._away and not self._layers.is_outside(request)
 
     def drop(self, request: str) -> None:
         """Drop the request's keys and values in the tier, and its saved states."""
@@ -412,8 +245,8 @@ class CacheMoves:
             del self._saved[place]
             self._pool.drop_saved(place)
         self._away.pop(request, None)
-        self._outside.pop(request, None)
-        self._drop_from_tier(request)
+        self._layers.forget_slot(request)
+        self._layers.drop(request)
 
     def arrive(self, step: Step) -> None:
         """Give the step's requests slots and swap them in.
@@ -437,7 +270,7 @@ class CacheMoves:
                 tokens -= length - kept[slot]
         tokens += sum(self._away.get(request, 0) for request in requests)
         others = self._pool.num_requests - sum(request in self._pool for request in requests)
-        is_alone = step.batch == 1 and not others and self._tier is not None
+        is_alone = step.batch == 1 and not others and self._has_tier
         new_bytes = sum(self._new_window_bytes(entry) for entry in step.entries)
         has_room = self._make_room(tokens - self._pool.num_tokens, new_bytes)
         if (tokens > self._room_tokens or not has_room) and not is_alone:
@@ -451,17 +284,15 @@ class CacheMoves:
             slot = self._open(request)
             if request in self._away:
                 self._pool.wrote(slot, self._away.pop(request))
-                self._outside[request] = set(self._layers)
-                self._read_states(request, slot)
+                self._layers.arrive(request, slot)
             if tokens <= self._room_tokens:
-                for layer in sorted(self._outside.pop(request, ())):
-                    self._read(request, layer)
+                self._layers.read_rest(request)
         if step.drafted and self._pool.rewinds:
             self._save_before_guesses(step.entries[0])
-        self._window = None
-        if tokens > self._room_tokens and self._layers:
-            self._open_window(requests[0], tokens)
-        self.wait_s += time.perf_counter() - start_s
+        self._layers.close_window()
+        if tokens > self._room_tokens and self._shape.num_layers:
+            self._layers.open_window(requests[0], tokens)
+        self._arrival_s += time.perf_counter() - start_s
 
     def _new_window_bytes(self, entry: StepEntry) -> int:
         """Bytes of the request's windows after a step, over those before it."""
@@ -473,36 +304,14 @@ class CacheMoves:
 
     def begin(self, layer: int) -> None:
         """Bring a layer (counted within the shard) into memory before it computes."""
-        window = self._window
-        if window is None:
-            return
-        start_s = time.perf_counter()
-        outside = self._outside.setdefault(window.request, set())
-        if layer in outside:
-            coming = window.coming.pop(layer, None)
-            if coming is None:
-                self._read(window.request, layer)
-            else:
-                coming.result()
-            outside.discard(layer)
-        following = next((each for each in self._layers[layer + 1 :] if each in outside), None)
-        if following is not None and window.reads_ahead and following not in window.coming:
-            if self._reader is None:
-                self._reader = ThreadPoolExecutor(1, thread_name_prefix="edge-kv-read")
-            window.coming[following] = self._reader.submit(self._read, window.request, following)
-        self.wait_s += time.perf_counter() - start_s
+        self._layers.begin(layer)
 
     def end(self, layer: int) -> None:
-        """Write a layer's new tokens to the tier after it was computed, and read the next layer."""
-        window = self._window
-        if window is not None and layer >= window.stays:
-            start_s = time.perf_counter()
-            self._push_out(window.request, layer, window.tokens)
-            self.wait_s += time.perf_counter() - start_s
+        """Write a layer's new tokens to the tier after it was computed, if it does not stay."""
+        self._layers.end(layer)
 
     def close(self) -> None:
-        if self._reader is not None:
-            self._reader.shutdown()
+        self._layers.close()
 
     def _check_order(self, step: Step) -> None:
         """Raises RequestError for a step that does not continue a request's state."""
@@ -516,33 +325,6 @@ class CacheMoves:
         """Raises RequestError if the slot's request cannot go on after its first `tokens`."""
         if not self._pool.can_cut_to(slot, tokens):
             raise _not_at(tokens, self._pool.length(slot))
-
-    def _open_window(self, request: str, tokens: int) -> None:
-        """Choose the layers that stay for a step after which the request has `tokens`."""
-        sizes = [tokens * layer.token_bytes for layer in self._shape.layers]
-        room_bytes = self._room_tokens * self._shape.token_bytes
-        window_bytes = _WINDOW_LAYERS * max(sizes)
-        if max(sizes) > room_bytes:
-            raise RequestError(
-                f"a single layer of a request of {tokens} tokens is too large: memory is kept for "
-                f"{self._room_tokens} tokens in {len(self._layers)} layers"
-            )
-        self._window = _Window(
-            request=request,
-            tokens=tokens,
-            stays=sum(first + window_bytes <= room_bytes for first in itertools.accumulate(sizes)),
-            reads_ahead=window_bytes <= room_bytes,
-        )
-        length = self._pool.length(self._pool.open(request))
-        outside = self._outside.setdefault(request, set())
-        for layer in self._layers[self._window.stays :]:
-            if layer not in outside:
-                self._push_out(request, layer, length)
-
-    def _push_out(self, request: str, layer: int, tokens: int) -> None:
-        self._write(request, layer, tokens)
-        self._pool.drop_layer(layer, self._pool.open(request))
-        self._outside.setdefault(request, set()).add(layer)
 
     def _open(self, request: str) -> int:
         try:
@@ -558,59 +340,6 @@ class CacheMoves:
         except KeyError as error:
             raise _too_many(error) from error
 
-    def _place(self, request: str) -> KVPlace:
-        if self._tier is None:
-            raise RequestError("this peer keeps no keys and values on disk; give it --kv-disk")
-        return self._tier.place(request, self._shape)
-
-    def _write_states(self, request: str, slot: int) -> None:
-        """Replace the request's states and windows in the tier; every token changes all of them."""
-        if self._windows is not None and self._tier is not None:
-            self._tier.drop(_states_of(request))
-            place = self._tier.place(_states_of(request), self._windows)
-            for number, (keys, values) in enumerate(self._pool.window_rows(slot)):
-                place.append(number, keys, values)
-        states = self._pool.states(slot, 1)
-        if states and self._tier is not None:
-            self._tier.drop(_states_of(request))
-            place = self._tier.place(_states_of(request), _states_shape(states))
-            for number, state in enumerate(states):
-                keys, values = np.resize(state, (2, 1, _half(state), 1))
-                place.append(number, keys, values)
-
-    def _read_states(self, request: str, slot: int) -> None:
-        if self._windows is not None and self._tier is not None:
-            place = self._tier.place(_states_of(request), self._windows)
-            for number, (keys, values) in enumerate(self._pool.window_rows(slot)):
-                place.read(number, keys, values)
-        states = self._pool.states(slot, 1)
-        if states and self._tier is not None:
-            place = self._tier.place(_states_of(request), _states_shape(states))
-            for number, state in enumerate(states):
-                both = np.empty((2, 1, _half(state), 1), np.float32)
-                place.read(number, *both)
-                states[number] = both.reshape(-1)[: state.size].reshape(state.shape)
-            self._pool.put_states(slot, states)
-
-    def _drop_from_tier(self, request: str) -> None:
-        if self._tier is not None:
-            self._tier.drop(request)
-            if not self._pool.can_cut:
-                self._tier.drop(_states_of(request))
-
-    def _write(self, request: str, layer: int, tokens: int) -> None:
-        """Write those of a layer's first `tokens` that the tier lacks."""
-        place = self._place(request)
-        known = place.tokens(layer)
-        if known < tokens:
-            place.append(layer, *self._pool.rows(layer, self._pool.open(request), known, tokens))
-
-    def _read(self, request: str, layer: int) -> None:
-        place = self._place(request)
-        tokens = place.tokens(layer)
-        with self._pool.filling(layer, self._pool.open(request), tokens) as (keys, values):
-            place.read(layer, keys, values)
-
 
 def _not_at(position: int, tokens: int) -> RequestError:
     return RequestError(
@@ -621,31 +350,3 @@ def _not_at(position: int, tokens: int) -> RequestError:
 
 def _too_many(error: KeyError) -> RequestError:
     return RequestError(f"too many requests at once: {error.args[0]}")
-
-
-@dataclass(slots=True, kw_only=True)
-class _Window:
-    """The window of layers in memory during a step of a request longer than memory."""
-
-    request: str
-    tokens: int
-    """Tokens of the request after the step."""
-    stays: int
-    """Number of resident layers."""
-    reads_ahead: bool
-    coming: dict[int, Future[None]] = field(default_factory=dict)
-
-
-def _states_of(request: str) -> str:
-    """Key of a request's states in a tier. They have their own key because they do not grow."""
-    return f"{request} states"
-
-
-def _states_shape(states: list[NDArray[np.float32]]) -> KVShape:
-    """The states as layers of one head: the first half of each as keys, the rest as values."""
-    layer = KVLayer(num_kv_heads=1, row_bytes=states[0].itemsize)
-    return KVShape(layers=(layer,) * len(states), context_tokens=max(map(_half, states)))
-
-
-def _half(state: NDArray[np.float32]) -> int:
-    return -(-state.size // 2)

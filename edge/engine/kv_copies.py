@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from edge.errors import RequestError
 from edge.protocol.assignment import COPIED_TOKENS, Copies
-from edge.protocol.frame_codec import Event
-from edge.protocol.messages import MOST_COPY_BYTES, CopiedTokens, KvRows
+from edge.protocol.frame_codec import MOST_COPY_BYTES, Event
+from edge.protocol.kv_frames import CopiedTokens, KvRows
 from edge.protocol.step import Step, StepEntry
 from edge.transport.frame import Buffer
 

@@ -37,7 +37,7 @@ from edge.memory.recomputing import effort
 from edge.memory.step_memory import MOST_WINDOWS_COPIED, has_states, keeps_windows
 from edge.offload import Pieces, PrefixMemory, PrefixPart, PrefixRecords, PrefixStore
 from edge.protocol.assignment import Assignment
-from edge.protocol.messages import MOST_POINTS, MOST_PREFIX_TOKENS
+from edge.protocol.prefix_frames import MOST_POINTS, MOST_PREFIX_TOKENS
 from edge.protocol.step import SHORTEST_STEP
 from edge.weights.token_reads import packed_bytes_of_token
 

@@ -15,12 +15,8 @@ from numpy.typing import NDArray
 from edge.engine.prefix_cache import MEMORY_BLOCK_TOKENS, PrefixCache
 from edge.engine.prefix_keys import STATES
 from edge.errors import RequestError
-from edge.protocol.messages import (
-    MOST_COPY_BYTES,
-    MOST_PREFIX_TOKENS,
-    PutPrefix,
-    ReadPrefix,
-)
+from edge.protocol.frame_codec import MOST_COPY_BYTES
+from edge.protocol.prefix_frames import MOST_PREFIX_TOKENS, PutPrefix, ReadPrefix
 from edge.weights.cache_layout import piece_names, row_pieces, state_pieces
 from edge.weights.layout import ShardLayout
 

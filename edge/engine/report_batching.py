@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from edge.engine.send_window import SendWindow, event_bytes
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import Tokens
+from edge.protocol.step_frames import Tokens
 
 TOGETHER_S = 0.04
 """Seconds that a token may wait for others, except a run's first; users do not notice. Sending one

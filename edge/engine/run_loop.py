@@ -18,7 +18,7 @@ from edge.engine.shard_links import ShardLinks
 from edge.engine.speculation import Speculator
 from edge.engine.timing import ShardCounters
 from edge.engine.waiting_rows import WaitingRows
-from edge.protocol import messages
+from edge.protocol import step_frames
 from edge.protocol.frame_codec import Event
 from edge.protocol.step import FinishReason, Guesses, Step
 
@@ -120,7 +120,9 @@ class RunLoop:
                 self._choice.remember(each)
             yield each
         if self._links.is_sampler:
-            self._report(messages.Tokens(tokens=(), ends=(), last=True, chosen_s=time.monotonic()))
+            self._report(
+                step_frames.Tokens(tokens=(), ends=(), last=True, chosen_s=time.monotonic())
+            )
 
     def compute(self, step: Step, program: StageCompute) -> StepLogits | None:
         """Receive from the previous stage, compute, send to the next. The last stage returns
@@ -201,12 +203,12 @@ class RunLoop:
         if step.states:
             states = self._choice.gather_states(step, own)
             self._computed(step)
-            self._report(messages.States(rows=states.tobytes()))
+            self._report(step_frames.States(rows=states.tobytes()))
             return None
         if self._choice.wants_logits(step):  # of the step's only request
             rows = self._choice.gather_logits(own)[:, : step.logit_rows]
             self._computed(step)
-            self._report(messages.Logits(rows=rows.tobytes()))
+            self._report(step_frames.Logits(rows=rows.tobytes()))
             return None
 
         def ask_all() -> None:
@@ -274,7 +276,7 @@ class RunLoop:
     ) -> None:
         logprobs = tuple(each.logprobs for each in chosen)
         self._report(
-            messages.Tokens(
+            step_frames.Tokens(
                 tokens=tuple(each.token for each in chosen),
                 ends=tuple(ends),
                 last=is_over,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import Logits, States, Tokens
+from edge.protocol.step_frames import Logits, States, Tokens
 from edge.protocol.token_logprobs import MOST_BYTES_OF_A_TOKEN
 
 MOST_UNSENT_BYTES = 256 << 10

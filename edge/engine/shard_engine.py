@@ -37,7 +37,7 @@ from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
 from edge.memory.step_memory import rewinds
 from edge.memory.windows import cut_end
 from edge.offload import KVTier, StoreError
-from edge.protocol import messages
+from edge.protocol import kv_frames, prefix_frames
 from edge.protocol.assignment import Assignment
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.frame_codec import Event
@@ -348,12 +348,12 @@ class ShardEngine:
 
         Reports `SwappedOut`, with a reason if there is no room for them.
         """
-        self._keep_on_disk(messages.SwappedOut, request, lambda kv: kv.swap_out(request))
+        self._keep_on_disk(kv_frames.SwappedOut, request, lambda kv: kv.swap_out(request))
 
     def reserve(self, request: str, tokens: int) -> None:
         """Reserve room out of memory for `tokens` tokens of the request. Reports `Reserved`, with a
         reason if there is none."""
-        self._keep_on_disk(messages.Reserved, request, lambda kv: kv.reserve(request, tokens))
+        self._keep_on_disk(kv_frames.Reserved, request, lambda kv: kv.reserve(request, tokens))
 
     def match_prefix(
         self,
@@ -396,7 +396,9 @@ class ShardEngine:
                 if source is None and not tokens:
                     points, stored = self._prefixes.points(request)
             self._report(
-                messages.PrefixMatched(request=request, tokens=found, points=points, stored=stored)
+                prefix_frames.PrefixMatched(
+                    request=request, tokens=found, points=points, stored=stored
+                )
             )
 
         self._post(work)
@@ -507,7 +509,7 @@ class ShardEngine:
 
     def _keep_on_disk(
         self,
-        event: type[messages.SwappedOut | messages.Reserved],
+        event: type[kv_frames.SwappedOut | kv_frames.Reserved],
         request: str,
         keep: Callable[[KvStorage], None],
     ) -> None:

@@ -33,11 +33,20 @@ from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
 from edge.peer.towers import CoordinatorTowers
 from edge.peer.weight_uploads import WeightUploads
-from edge.protocol import messages
+from edge.protocol import (
+    kv_frames,
+    peer_frames,
+    prefix_frames,
+    session_frames,
+    step_frames,
+    tower_frames,
+    weight_frames,
+)
 from edge.protocol.description import PeerDescription
 from edge.protocol.error_codec import Failed, map_store_error
 from edge.protocol.expulsion import until_expelled
-from edge.protocol.frame_codec import ANSWER, SMALL, Body, Call, Post, from_frame, to_frame
+from edge.protocol.frame_codec import ANSWER, SMALL, Body, Call, Done, Post, from_frame, to_frame
+from edge.protocol.frame_table import FRAMES, limits_of
 from edge.protocol.graph_frames import ClosePart, ProfilePart
 from edge.protocol.heartbeat import (
     ALIVE,
@@ -64,7 +73,12 @@ LARGE_BYTES = 256 << 10
 
 LARGE_ANSWERS = frozenset(
     (
-        *(Keep.kind, messages.Offer.kind, messages.Observed.kind, messages.TakeRows.kind),
+        *(
+            Keep.kind,
+            weight_frames.Offer.kind,
+            session_frames.Observed.kind,
+            tower_frames.TakeRows.kind,
+        ),
         ProfilePart.kind,
     )
 )
@@ -72,13 +86,13 @@ LARGE_ANSWERS = frozenset(
 
 OF_SESSIONS = frozenset(
     (
-        *(messages.Connect.kind, messages.PutKv.kind, messages.PictureRows.kind),
-        messages.RunStep.kind,
+        *(session_frames.Connect.kind, kv_frames.PutKv.kind, step_frames.PictureRows.kind),
+        step_frames.RunStep.kind,
     )
 )
 """Frames that may be large once a session is open."""
 
-AT_ONCE = (messages.YieldRun, messages.AskLink)
+AT_ONCE = (step_frames.YieldRun, session_frames.AskLink)
 """Posts that are handled by the loop, not by a compute thread."""
 
 
@@ -135,9 +149,9 @@ class Connection:
         self._towers = CoordinatorTowers(resources, self._user, self._owner, self._weights)
         self._parts = CoordinatorParts(resources, self._user, self._owner, self._weights)
         self._calls: dict[type[Call[Any]], Callable[[Any], Awaitable[object]]] = {
-            messages.Describe: self._describe,
-            messages.SetMemory: self._set_memory,
-            messages.TakeOver: self._take_over,
+            peer_frames.Describe: self._describe,
+            peer_frames.SetMemory: self._set_memory,
+            peer_frames.TakeOver: self._take_over,
             Keep: self._keep_files,
             **self._profiling.calls,
             **self._weights.calls,
@@ -231,9 +245,9 @@ class Connection:
             if frame.kind == ALIVE.kind:
                 self._incoming.give_back(taken)
                 continue
-            cls = messages.FRAMES.get(frame.kind)
+            cls = FRAMES.get(frame.kind)
             if cls is None or not issubclass(cls, Post):
-                if cls is messages.Close:
+                if cls is session_frames.Close:
                     self._sessions.end_waits(frame.header.get("session"))
                 elif cls is ClosePart:
                     self._parts.end_waits(frame.header.get("session"))
@@ -283,22 +297,22 @@ class Connection:
     def _limits_of(self, kind: str) -> FrameLimits:
         """Size limits of a frame of this kind in the present state: small unless a large one is
         expected."""
-        limits = messages.limits_of(kind)
-        if not self._may_use or (kind == messages.Piece.kind and not self._weights.are_coming):
+        limits = limits_of(kind)
+        if not self._may_use or (kind == weight_frames.Piece.kind and not self._weights.are_coming):
             return SMALL
         assignments = self._sessions.assignments
         if kind in OF_SESSIONS and not assignments:
             return SMALL
-        if kind in {messages.MatchPrefix.kind, messages.Finish.kind}:
+        if kind in {prefix_frames.MatchPrefix.kind, step_frames.Finish.kind}:
             contexts = [each.limits.context_tokens for each in assignments]
             return replace(
                 limits, payload_bytes=max(SMALL.payload_bytes, 8 * max(contexts, default=0))
             )
-        if kind == messages.ReadTile.kind:
+        if kind == tower_frames.ReadTile.kind:
             return replace(limits, payload_bytes=self._towers.most_tile_bytes)
-        if kind == messages.PutHidden.kind:
+        if kind == tower_frames.PutHidden.kind:
             return replace(limits, payload_bytes=self._towers.most_hidden_bytes)
-        if kind == messages.RunStep.kind:
+        if kind == step_frames.RunStep.kind:
             most = [
                 most_mask_bytes(each.limits.requests, each.model.vocab_size) for each in assignments
             ]
@@ -344,12 +358,12 @@ class Connection:
 
     async def _tell_leaving(self) -> None:
         await self._peer.leaving.wait()
-        self._outgoing.report(messages.Leaving())
+        self._outgoing.report(peer_frames.Leaving())
 
     async def _answer(self, frame: Frame) -> Frame:
         call_id = frame.header.get("call")
         try:
-            cls = messages.FRAMES.get(frame.kind)
+            cls = FRAMES.get(frame.kind)
             if cls not in self._calls:
                 raise ProtocolError(f"{frame.kind[:80]!r} is not a call that a peer answers")
             self._peer.check_may_use(self._user)
@@ -378,17 +392,17 @@ class Connection:
             self._peer.failures.failed("handling a coordinator's frame", mapped)
         return Failed.of(mapped)
 
-    async def _describe(self, _call: messages.Describe) -> PeerDescription:
+    async def _describe(self, _call: peer_frames.Describe) -> PeerDescription:
         return self._peer.describe(self._user)
 
-    async def _set_memory(self, call: messages.SetMemory) -> PeerDescription:
+    async def _set_memory(self, call: peer_frames.SetMemory) -> PeerDescription:
         await self._peer.promise(call.bytes, self._user)
         return self._peer.describe(self._user)
 
-    async def _take_over(self, call: messages.TakeOver) -> messages.Done:
+    async def _take_over(self, call: peer_frames.TakeOver) -> Done:
         user_id = None if self._user is None else self._user.id
         await uninterrupted(self._peer.leases.take_over(user_id, call.lease))
-        return messages.Done()
+        return Done()
 
     async def _keep_files(self, call: Keep) -> AllKept:
         return await run_blocking(lambda: self._peer.kept_files(self._user, call.remove))

@@ -33,12 +33,12 @@ from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
 from edge.peer.weight_uploads import WeightUploads
-from edge.protocol import messages
+from edge.protocol import draft_frames, kv_frames, prefix_frames, session_frames, step_frames
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import MAX_SESSIONS
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import token_ids
-from edge.protocol.frame_codec import Call, Post
+from edge.protocol.frame_codec import Call, Done, Post
 from edge.protocol.heartbeat import LINK_SILENT_AFTER_S, Hearing
 from edge.protocol.step_times import ShardTimes, TokenSteps
 from edge.protocol.token_masks import read_masks
@@ -88,32 +88,32 @@ class CoordinatorSessions:
     @property
     def calls(self) -> dict[type[Call[Any]], Callable[[Any], Awaitable[object]]]:
         return {
-            messages.Open: self._open,
-            messages.Connect: self._connect,
-            messages.ServeDrafts: self._serve_drafts,
-            messages.AskDrafts: self._ask_drafts,
-            messages.PutKv: self._put_kv,
-            messages.AskPrefix: self._ask_prefix,
-            messages.ReadPrefix: self._read_prefix,
-            messages.PutPrefix: self._put_prefix,
-            messages.Measure: self._measure,
-            messages.CountSteps: self._count_steps,
-            messages.Observed: self._observed,
-            messages.Close: self._close,
+            session_frames.Open: self._open,
+            session_frames.Connect: self._connect,
+            draft_frames.ServeDrafts: self._serve_drafts,
+            draft_frames.AskDrafts: self._ask_drafts,
+            kv_frames.PutKv: self._put_kv,
+            prefix_frames.AskPrefix: self._ask_prefix,
+            prefix_frames.ReadPrefix: self._read_prefix,
+            prefix_frames.PutPrefix: self._put_prefix,
+            session_frames.Measure: self._measure,
+            session_frames.CountSteps: self._count_steps,
+            session_frames.Observed: self._observed,
+            session_frames.Close: self._close,
         }
 
     @property
     def posts(self) -> dict[type[Post], Callable[[Any], None]]:
         return {
-            messages.MatchPrefix: self._match_prefix,
-            messages.Reserve: self._reserve,
-            messages.PictureRows: self._picture_rows,
-            messages.RunStep: self._run_step,
-            messages.YieldRun: self._yield_run,
-            messages.SwapOut: self._swap_out,
-            messages.SaveState: self._save_state,
-            messages.Finish: self._finish,
-            messages.AskLink: self._ask_link,
+            prefix_frames.MatchPrefix: self._match_prefix,
+            kv_frames.Reserve: self._reserve,
+            step_frames.PictureRows: self._picture_rows,
+            step_frames.RunStep: self._run_step,
+            step_frames.YieldRun: self._yield_run,
+            kv_frames.SwapOut: self._swap_out,
+            kv_frames.SaveState: self._save_state,
+            step_frames.Finish: self._finish,
+            session_frames.AskLink: self._ask_link,
         }
 
     @property
@@ -140,10 +140,12 @@ class CoordinatorSessions:
         if hosted is not None:
             hosted.end_waits()
 
-    def silent_links(self) -> list[messages.Waits]:
+    def silent_links(self) -> list[session_frames.Waits]:
         """Links on which nothing has arrived for LINK_SILENT_AFTER_S."""
         return [
-            messages.Waits(stage=stage, rank=rank, received=state.received, silent_s=state.silent_s)
+            session_frames.Waits(
+                stage=stage, rank=rank, received=state.received, silent_s=state.silent_s
+            )
             for hosted in self._mine.values()
             for (stage, rank), state in hosted.shard.links.silent(
                 at_least_s=LINK_SILENT_AFTER_S
@@ -159,13 +161,13 @@ class CoordinatorSessions:
             for session in (*self._mine, *self._ending):
                 stack.push_async_callback(self._end, session)
 
-    async def _open(self, call: messages.Open) -> messages.Opened:
+    async def _open(self, call: session_frames.Open) -> session_frames.Opened:
         assignment = call.assignment
         if assignment.session.startswith(MEASURING):
             raise ProtocolError(f"the name of a session cannot begin with {MEASURING!r}")
         self._check_new(assignment)
         await run_blocking(lambda: check_plan(assignment))
-        if assignment.manifest_digest == messages.MADE_UP_WEIGHTS:
+        if assignment.manifest_digest == session_frames.MADE_UP_WEIGHTS:
             return await uninterrupted(self._load_made_up(call))
         cached = self._weights.sealed(assignment.manifest_digest)
         await run_blocking(lambda: cached.note(assignment.plan.model))
@@ -190,7 +192,7 @@ class CoordinatorSessions:
         if taken or assignment.session in self._mine:
             raise ProtocolError("this session is open already")
 
-    async def _load_made_up(self, call: messages.Open) -> messages.Opened:
+    async def _load_made_up(self, call: session_frames.Open) -> session_frames.Opened:
         """Load random weights, which are deleted from disk afterwards."""
         with ExitStack() as stack:
             written = await run_blocking(
@@ -199,8 +201,8 @@ class CoordinatorSessions:
             return await self._load(call, written.path, written.manifest, None)
 
     async def _load(
-        self, call: messages.Open, path: Path, manifest: Manifest, packed: DerivedCache | None
-    ) -> messages.Opened:
+        self, call: session_frames.Open, path: Path, manifest: Manifest, packed: DerivedCache | None
+    ) -> session_frames.Opened:
         assignment = call.assignment
         use = await run_blocking(
             lambda: shard_use(
@@ -241,7 +243,7 @@ class CoordinatorSessions:
         self._peer.fit_beginnings()  # this session may have taken host memory
         self._mine[assignment.session] = hosted
         prefixes = None
-        if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
+        if assignment.manifest_digest != session_frames.MADE_UP_WEIGHTS:
             prefixes = PrefixStorage(
                 memory=self._peer.kv_room.beginnings,
                 disk=hosted.kv.prefixes,
@@ -285,7 +287,7 @@ class CoordinatorSessions:
             if (replaced := self._replaced.get(assignment.session)) is not None:
                 raise replaced from None
             raise
-        if assignment.manifest_digest != messages.MADE_UP_WEIGHTS:
+        if assignment.manifest_digest != session_frames.MADE_UP_WEIGHTS:
             self._peer.audit.loaded(
                 self._user,
                 assignment.key,
@@ -296,14 +298,14 @@ class CoordinatorSessions:
                 rank=assignment.rank,
                 bytes=use.total,
             )
-        return messages.Opened(
+        return session_frames.Opened(
             weight_bytes=loaded_bytes,
             rows_agree=hosted.shard.rows_agree,
             batches_agree=hosted.shard.batches_agree,
             mixes=hosted.shard.mixes,
         )
 
-    async def _reserve_for(self, call: messages.Open, use: Use) -> StageProgram | None:
+    async def _reserve_for(self, call: session_frames.Open, use: Use) -> StageProgram | None:
         """Reserve the session's memory, quota and lease. Returns a parked program of an equal
         assignment, if there is one; it needs no further memory."""
         key, leases = call.assignment.key, self._peer.leases
@@ -351,25 +353,25 @@ class CoordinatorSessions:
         free_bytes = self._peer.host_free_bytes
         return None if free_bytes is None else host_share(free_bytes, assignment, manifest)
 
-    async def _connect(self, call: messages.Connect) -> messages.Connected:
+    async def _connect(self, call: session_frames.Connect) -> session_frames.Connected:
         hosted = self.get(call.session)
         peer = self._peer
         await hosted.connect(call.places, peer.settings.name, peer.credentials, peer.reached)
         digest = await asyncio.wrap_future(hosted.shard.prepare())
-        return messages.Connected(kv_digest=digest or None)
+        return session_frames.Connected(kv_digest=digest or None)
 
-    async def _serve_drafts(self, call: messages.ServeDrafts) -> messages.Done:
+    async def _serve_drafts(self, call: draft_frames.ServeDrafts) -> Done:
         self.get(call.session).serve_drafts(call.device)
-        return messages.Done()
+        return Done()
 
-    async def _ask_drafts(self, call: messages.AskDrafts) -> messages.Done:
+    async def _ask_drafts(self, call: draft_frames.AskDrafts) -> Done:
         peer = self._peer
         await self.get(call.session).ask_drafts(
             call.source, peer.settings.name, peer.credentials, peer.reached
         )
-        return messages.Done()
+        return Done()
 
-    async def _put_kv(self, call: messages.PutKv) -> messages.Done:
+    async def _put_kv(self, call: kv_frames.PutKv) -> Done:
         hosted = self.get(call.session)
         vocab_size = hosted.assignment.model.vocab_size
         if not all(0 <= token < vocab_size or is_row(token) for token in call.tokens):
@@ -380,27 +382,27 @@ class CoordinatorSessions:
         hosted.announce(call.request)
         put = hosted.shard.put_kv(call.request, call.first, call.tokens, call.rows)
         await asyncio.wrap_future(put)
-        return messages.Done()
+        return Done()
 
-    async def _ask_prefix(self, call: messages.AskPrefix) -> messages.HeldPrefix:
+    async def _ask_prefix(self, call: prefix_frames.AskPrefix) -> prefix_frames.HeldPrefix:
         shard, layout = self._of_seat(call)
         held = shard.stored_prefix(lambda stored: stored.held(call.request, layout, call.point))
         told = await asyncio.wrap_future(held)
-        return messages.HeldPrefix(pieces=told.astype("<u4").tobytes())
+        return prefix_frames.HeldPrefix(pieces=told.astype("<u4").tobytes())
 
-    async def _read_prefix(self, call: messages.ReadPrefix) -> messages.PrefixPieces:
+    async def _read_prefix(self, call: prefix_frames.ReadPrefix) -> prefix_frames.PrefixPieces:
         shard, layout = self._of_seat(call)
         read = shard.stored_prefix(lambda stored: stored.read(call, layout))
         content = await asyncio.wrap_future(read)
-        return messages.PrefixPieces(content=content)
+        return prefix_frames.PrefixPieces(content=content)
 
-    async def _put_prefix(self, call: messages.PutPrefix) -> messages.Done:
+    async def _put_prefix(self, call: prefix_frames.PutPrefix) -> Done:
         shard = self.get(call.session).shard
         await asyncio.wrap_future(shard.stored_prefix(lambda stored: stored.put(call)))
-        return messages.Done()
+        return Done()
 
     def _of_seat(
-        self, call: messages.AskPrefix | messages.ReadPrefix
+        self, call: prefix_frames.AskPrefix | prefix_frames.ReadPrefix
     ) -> tuple[ShardEngine, ShardLayout]:
         """The session's shard, and the layout of the shard that is asked for."""
         hosted = self.get(call.session)
@@ -411,7 +413,7 @@ class CoordinatorSessions:
         model, plan = assignment.model, assignment.plan
         return hosted.shard, shard_layout(model, plan, stage=call.stage, rank=call.rank)
 
-    async def _measure(self, call: messages.Measure) -> ShardTimes:
+    async def _measure(self, call: session_frames.Measure) -> ShardTimes:
         hosted = self.get(call.session)
         prompt, decode = await asyncio.wrap_future(hosted.shard.measure())
         memory = process_memory()
@@ -423,18 +425,18 @@ class CoordinatorSessions:
             kv_written_bytes=hosted.kv.tier.written_bytes if hosted.kv.tier is not None else 0,
         )
 
-    async def _count_steps(self, call: messages.CountSteps) -> TokenSteps:
+    async def _count_steps(self, call: session_frames.CountSteps) -> TokenSteps:
         return await asyncio.wrap_future(self.get(call.session).shard.count_steps())
 
-    async def _observed(self, call: messages.Observed) -> messages.Gram:
+    async def _observed(self, call: session_frames.Observed) -> session_frames.Gram:
         gram = await asyncio.wrap_future(self.get(call.session).shard.gram(call.run))
-        return messages.Gram(content=gram.view(np.uint8).reshape(-1).data)
+        return session_frames.Gram(content=gram.view(np.uint8).reshape(-1).data)
 
-    async def _close(self, call: messages.Close) -> messages.Done:
+    async def _close(self, call: session_frames.Close) -> Done:
         await uninterrupted(self._end(call.session, parks=call.parks))
-        return messages.Done()
+        return Done()
 
-    def _match_prefix(self, post: messages.MatchPrefix) -> None:
+    def _match_prefix(self, post: prefix_frames.MatchPrefix) -> None:
         hosted = self.get(post.session)
         prompt = token_ids(
             post.prompt,
@@ -453,16 +455,16 @@ class CoordinatorSessions:
             moves=post.moves,
         )
 
-    def _reserve(self, post: messages.Reserve) -> None:
+    def _reserve(self, post: kv_frames.Reserve) -> None:
         hosted = self.get(post.session)
         if post.tokens > hosted.assignment.limits.context_tokens:
             raise ProtocolError(f"room for {post.tokens} tokens is more than the context needs")
         hosted.shard.reserve(post.request, post.tokens)
 
-    def _picture_rows(self, post: messages.PictureRows) -> None:
+    def _picture_rows(self, post: step_frames.PictureRows) -> None:
         self.get(post.session).shard.pictures.add(post.request, post.position, post.rows)
 
-    def _run_step(self, post: messages.RunStep) -> None:
+    def _run_step(self, post: step_frames.RunStep) -> None:
         hosted = self.get(post.session)
         vocab_size = hosted.assignment.model.vocab_size
         for request, terms in post.terms.items():
@@ -476,16 +478,16 @@ class CoordinatorSessions:
             masks = read_masks(post.masked, post.step.run, post.masks, vocab_size)
         hosted.shard.step(post.step, post.terms, masks)
 
-    def _yield_run(self, post: messages.YieldRun) -> None:
+    def _yield_run(self, post: step_frames.YieldRun) -> None:
         self.get(post.session).shard.yield_run()
 
-    def _swap_out(self, post: messages.SwapOut) -> None:
+    def _swap_out(self, post: kv_frames.SwapOut) -> None:
         self.get(post.session).shard.swap_out(post.request)
 
-    def _save_state(self, post: messages.SaveState) -> None:
+    def _save_state(self, post: kv_frames.SaveState) -> None:
         self.get(post.session).save_state(post.request, post.tokens, post.place)
 
-    def _finish(self, post: messages.Finish) -> None:
+    def _finish(self, post: step_frames.Finish) -> None:
         hosted = self.get(post.session)
         hosted.forget(post.request)
         most_tokens = hosted.assignment.limits.context_tokens
@@ -501,9 +503,11 @@ class CoordinatorSessions:
             )
         hosted.shard.finish(post.request, kept_tokens=post.kept_tokens, answer=answer)
 
-    def _ask_link(self, post: messages.AskLink) -> None:
+    def _ask_link(self, post: session_frames.AskLink) -> None:
         state = self.get(post.session).shard.links.state((post.stage, post.rank))
-        self._outgoing.report(messages.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent))
+        self._outgoing.report(
+            session_frames.LinkSent(stage=post.stage, rank=post.rank, sent=state.sent)
+        )
 
     async def _end_replaced(self, session: str, replaced: RequestError) -> None:
         """End a session that another coordinator took over, and tell this one."""

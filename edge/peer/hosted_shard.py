@@ -18,8 +18,8 @@ from edge.offload import Manifest
 from edge.peer.backlog import Backlog
 from edge.peer.dialling import dial
 from edge.protocol.assignment import Assignment
+from edge.protocol.draft_frames import DraftSource
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import DraftSource
 from edge.protocol.step import MAX_REQUESTS
 from edge.protocol.step_times import ExpectedStep
 from edge.protocol.topology import Place, Seat

@@ -13,7 +13,8 @@ from edge.concurrency.blocking import run_blocking
 from edge.errors import ProtocolError
 from edge.models.pictures import Tile, tile_of
 from edge.models.towers.part import TowerPart
-from edge.protocol import messages
+from edge.protocol import tower_frames
+from edge.protocol.frame_codec import MOST_COPY_BYTES
 
 Rows = NDArray[np.float32]
 
@@ -54,9 +55,9 @@ class HostedTower:
         """Bytes of the most rows of a hidden state that it takes at once."""
         tower = self.part.tower
         tile_bytes = 4 * tower.max_patches * tower.encoder.hidden_size
-        return 0 if self.part.is_first else min(tile_bytes, messages.MOST_COPY_BYTES)
+        return 0 if self.part.is_first else min(tile_bytes, MOST_COPY_BYTES)
 
-    async def put_hidden(self, call: messages.PutHidden) -> None:
+    async def put_hidden(self, call: tower_frames.PutHidden) -> None:
         async with self._turn:
             if call.first == 0:
                 self._begin(call.height, call.width)
@@ -87,7 +88,7 @@ class HostedTower:
         rows = np.empty((height * width, self.part.tower.encoder.hidden_size), np.float32)
         self._hidden = _Hidden(height=height, width=width, rows=rows)
 
-    async def read(self, call: messages.ReadTile) -> None:
+    async def read(self, call: tower_frames.ReadTile) -> None:
         if self.part.is_first:
             tile = self._tile(call)
             async with self._turn:
@@ -106,7 +107,7 @@ class HostedTower:
             self._hidden, self._rows = None, self._no_rows
             self._rows = await run_blocking(lambda: self._program.go_on(hidden.rows, *size))
 
-    def _tile(self, call: messages.ReadTile) -> Tile:
+    def _tile(self, call: tower_frames.ReadTile) -> Tile:
         tower = self.part.tower
         try:
             tile = tile_of(call.patches, call.height, call.width, tower.patch_elements)
@@ -115,12 +116,12 @@ class HostedTower:
             raise ProtocolError(str(error)) from error
         return tile
 
-    def rows(self, first: int, last: int) -> messages.TileRows:
+    def rows(self, first: int, last: int) -> tower_frames.TileRows:
         """Rows [first, last) of the tile that was read last."""
         if not 0 <= first < last <= len(self._rows):
             raise ProtocolError(f"rows {first} to {last} of {len(self._rows)}")
         found = np.ascontiguousarray(self._rows[first:last], "<f4")
-        return messages.TileRows(rows=found.view(np.uint8).reshape(-1).data)
+        return tower_frames.TileRows(rows=found.view(np.uint8).reshape(-1).data)
 
     async def aclose(self) -> None:
         async with self._turn:

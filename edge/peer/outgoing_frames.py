@@ -9,7 +9,7 @@ from edge.engine.kv_copies import KvCopyQuotaShare
 from edge.engine.report_batching import Sent, Told
 from edge.protocol.frame_codec import Event, to_frame
 from edge.protocol.heartbeat import patience_s
-from edge.protocol.messages import KvRows
+from edge.protocol.kv_frames import KvRows
 from edge.transport import Channel, Frame
 
 MAX_UNSENT_REPORTS = 64

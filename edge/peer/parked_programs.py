@@ -13,7 +13,7 @@ from edge.concurrency.blocking import run_blocking
 from edge.memory.ledger import Ledger, Use
 from edge.models.spec import ModelSpec
 from edge.protocol.assignment import Assignment
-from edge.protocol.messages import MADE_UP_WEIGHTS
+from edge.protocol.session_frames import MADE_UP_WEIGHTS
 from edge.protocol.step import StepLimits
 from edge.weights.formats import WeightFormat
 from edge.weights.layout import ShardLayout

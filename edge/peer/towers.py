@@ -15,8 +15,8 @@ from edge.peer.hosted_tower import HostedTower
 from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
 from edge.peer.weight_uploads import WeightUploads
-from edge.protocol import messages
-from edge.protocol.frame_codec import Call
+from edge.protocol import tower_frames
+from edge.protocol.frame_codec import Call, Done
 from edge.transport import Member
 from edge.weights.shard_tensors import check_tensors
 from edge.weights.tower import tower_layout
@@ -38,11 +38,11 @@ class CoordinatorTowers:
     @property
     def calls(self) -> dict[type[Call[Any]], Callable[[Any], Awaitable[object]]]:
         return {
-            messages.OpenTower: self._open,
-            messages.PutHidden: self._put_hidden,
-            messages.ReadTile: self._read,
-            messages.TakeRows: self._take_rows,
-            messages.CloseTower: self._close,
+            tower_frames.OpenTower: self._open,
+            tower_frames.PutHidden: self._put_hidden,
+            tower_frames.ReadTile: self._read,
+            tower_frames.TakeRows: self._take_rows,
+            tower_frames.CloseTower: self._close,
         }
 
     @property
@@ -60,7 +60,7 @@ class CoordinatorTowers:
             for session in tuple(self._towers):
                 stack.push_async_callback(self._end, session)
 
-    async def _open(self, call: messages.OpenTower) -> messages.Done:
+    async def _open(self, call: tower_frames.OpenTower) -> Done:
         if self._peer.leaving.is_set():
             raise PeerError(self._peer.settings.name, "its user has stopped it")
         name = _use_name(call.session)
@@ -86,9 +86,9 @@ class CoordinatorTowers:
         finally:
             self._opening.discard(call.session)
         self._towers[call.session] = HostedTower(call.part, program)
-        return messages.Done()
+        return Done()
 
-    async def _load(self, call: messages.OpenTower, room_bytes: int) -> TowerProgram:
+    async def _load(self, call: tower_frames.OpenTower, room_bytes: int) -> TowerProgram:
         cached = self._weights.sealed(call.manifest_digest)
         weights = ShardWeights(
             path=cached.path,
@@ -105,20 +105,20 @@ class CoordinatorTowers:
                 discard=lambda program: program.close(),
             )
 
-    async def _put_hidden(self, call: messages.PutHidden) -> messages.Done:
+    async def _put_hidden(self, call: tower_frames.PutHidden) -> Done:
         await self._get(call.session).put_hidden(call)
-        return messages.Done()
+        return Done()
 
-    async def _read(self, call: messages.ReadTile) -> messages.Done:
+    async def _read(self, call: tower_frames.ReadTile) -> Done:
         await self._get(call.session).read(call)
-        return messages.Done()
+        return Done()
 
-    async def _take_rows(self, call: messages.TakeRows) -> messages.TileRows:
+    async def _take_rows(self, call: tower_frames.TakeRows) -> tower_frames.TileRows:
         return self._get(call.session).rows(call.first, call.last)
 
-    async def _close(self, call: messages.CloseTower) -> messages.Done:
+    async def _close(self, call: tower_frames.CloseTower) -> Done:
         await uninterrupted(self._end(call.session))
-        return messages.Done()
+        return Done()
 
     def _get(self, session: str) -> HostedTower:
         hosted = self._towers.get(session)

@@ -14,8 +14,8 @@ from edge.errors import CapacityError, ProtocolError
 from edge.offload import CachedShard, Manifest, ShardWriter
 from edge.peer.quota import QuotaShare
 from edge.peer.resources import PeerResources
-from edge.protocol import messages
-from edge.protocol.frame_codec import Call
+from edge.protocol import weight_frames
+from edge.protocol.frame_codec import Call, Done
 from edge.transport import Member
 
 
@@ -35,9 +35,9 @@ class WeightUploads:
     @property
     def calls(self) -> dict[type[Call[Any]], Callable[[Any], Awaitable[object]]]:
         return {
-            messages.Offer: self._offer,
-            messages.Piece: self._piece,
-            messages.Seal: self._seal,
+            weight_frames.Offer: self._offer,
+            weight_frames.Piece: self._piece,
+            weight_frames.Seal: self._seal,
         }
 
     @property
@@ -62,7 +62,7 @@ class WeightUploads:
             for writer in self._writers.values():
                 stack.push_async_callback(run_blocking, writer.close)
 
-    async def _offer(self, call: messages.Offer) -> messages.Missing:
+    async def _offer(self, call: weight_frames.Offer) -> weight_frames.Missing:
         manifest = call.manifest
         digest = manifest.digest
         missing: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class WeightUploads:
             if digest in self._writers:
                 writer = self._writers[digest]
                 missing = await run_blocking(lambda: writer.missing)
-        return messages.Missing(digests=missing)
+        return weight_frames.Missing(digests=missing)
 
     def _take_offer(self, manifest: Manifest) -> None:
         self._offers.take()
@@ -102,18 +102,18 @@ class WeightUploads:
         self._offers.give_back()
         self._manifest_entries.give_back(_entries(manifest))
 
-    async def _piece(self, call: messages.Piece) -> messages.Done:
+    async def _piece(self, call: weight_frames.Piece) -> Done:
         writer = self._writer(call.manifest)
         await run_blocking(lambda: writer.put(call.digest, call.content))
-        return messages.Done()
+        return Done()
 
-    async def _seal(self, call: messages.Seal) -> messages.Done:
+    async def _seal(self, call: weight_frames.Seal) -> Done:
         digest = call.manifest
         if digest not in self._sealed:
             writer = self._writer(digest)
             self._keep(digest, await run_blocking(writer.finish, discard=CachedShard.close))
             del self._writers[digest]
-        return messages.Done()
+        return Done()
 
     def _writer(self, digest: str) -> ShardWriter:
         writer = self._writers.get(digest)

@@ -20,7 +20,7 @@ from edge.protocol.measurements import (
     LinkTimes,
     Probe,
 )
-from edge.protocol.messages import Describe
+from edge.protocol.peer_frames import Describe
 from edge.protocol.peer_info import PeerInfo, places
 
 _TRIES = 2

@@ -17,8 +17,8 @@ from edge.memory.windows import can_keep_windows
 from edge.models.spec import FILE_BLOCKS, ModelSpec
 from edge.option_fields import checks_calls, option
 from edge.partition import Parallel, Plan, Workload
-from edge.protocol.messages import MOST_TRUSTED
 from edge.protocol.peer_info import PeerInfo
+from edge.protocol.session_frames import MOST_TRUSTED
 from edge.protocol.step import Speculation, StepLimits
 from edge.protocol.wire_rules import Wire
 from edge.weights.checkpoint import Checkpoint

@@ -40,18 +40,10 @@ from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event, Post
 from edge.protocol.lease import Lease
-from edge.protocol.messages import (
-    MADE_UP_WEIGHTS,
-    SECRET_BYTES,
-    Close,
-    Connect,
-    Finish,
-    Open,
-    RunStep,
-    Tokens,
-)
 from edge.protocol.peer_info import PeerInfo, gather_all, places
+from edge.protocol.session_frames import MADE_UP_WEIGHTS, SECRET_BYTES, Close, Connect, Open
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
+from edge.protocol.step_frames import Finish, RunStep, Tokens
 from edge.protocol.topology import Seat
 
 REHEARSAL_LIMIT_S = 60.0

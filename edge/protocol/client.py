@@ -1,6 +1,6 @@
 """The coordinator's end of one Channel: calls with answers, posts, and events from the peer.
 
-Knows frames and futures; the types of frames are in messages.py.
+Knows frames and futures; the types of frames are listed in frame_table.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from edge.protocol.error_codec import Failed
 from edge.protocol.expulsion import until_expelled
 from edge.protocol.fields import one_line
 from edge.protocol.frame_codec import ANSWER, Call, Event, Post, from_frame, to_frame
+from edge.protocol.frame_table import FRAMES, limits_of
 from edge.protocol.heartbeat import (
     ALIVE,
     PEER_SILENT_AFTER_S,
@@ -26,7 +27,7 @@ from edge.protocol.heartbeat import (
     Hearing,
     show_life,
 )
-from edge.protocol.messages import FRAMES, Leaving, limits_of
+from edge.protocol.peer_frames import Leaving
 from edge.transport import (
     MEMBER,
     Channel,

@@ -17,13 +17,20 @@ from msgspec.structs import asdict
 from edge.errors import ProtocolError
 from edge.protocol.fields import MALFORMED, convert, fields_of, located, shape, to_json
 from edge.transport import Frame
-from edge.transport.frame import Buffer, FrameLimits
+from edge.transport.frame import MAX_HEADER_BYTES, Buffer, FrameLimits
 
 ANSWER = "ok"
 """The kind of every answer. The call that it answers determines its fields."""
 
 SMALL = FrameLimits(header_bytes=64 << 10, payload_bytes=64 << 10)
 """Size limit of most kinds of frames, and of unknown kinds, which get an error as an answer."""
+
+LARGE_HEADER = FrameLimits(header_bytes=MAX_HEADER_BYTES, payload_bytes=SMALL.payload_bytes)
+"""Size limit of a plan for hundreds of devices, or of a step of a thousand requests with their
+terms."""
+
+MOST_COPY_BYTES = 1 << 20
+"""Largest copy of keys and values. Tokens chosen meanwhile wait until it is sent."""
 
 _MOST_CONTAINERS = 1000
 
@@ -72,6 +79,11 @@ class Call(Generic[Answer_co]):
         (answer,) = (get_args(each)[0] for each in bases if get_origin(each) is Call)
         record: type[Answer_co] = answer
         return record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The empty answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

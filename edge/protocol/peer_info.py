@@ -23,7 +23,7 @@ from edge.protocol.heartbeat import COORDINATOR_SILENT_AFTER_S, LINK_TIMEOUT_S
 from edge.protocol.kept_files import Keep, KeptFiles
 from edge.protocol.lease import Lease
 from edge.protocol.measurements import MemoryRate
-from edge.protocol.messages import Describe, SetMemory, TakeOver
+from edge.protocol.peer_frames import Describe, SetMemory, TakeOver
 from edge.protocol.topology import Place, Seat
 from edge.transport import Credentials, Link, parse_number
 

@@ -16,18 +16,11 @@ from numpy.typing import NDArray
 from edge.errors import EdgeError, PeerError, ProtocolError, RequestError
 from edge.partition import Plan
 from edge.protocol.client import PeerClient
-from edge.protocol.frame_codec import Call, Post
-from edge.protocol.messages import (
-    Close,
-    Connect,
-    CountSteps,
-    Done,
-    Measure,
-    Observed,
-    PictureRows,
-    PutKv,
-)
+from edge.protocol.frame_codec import Call, Done, Post
+from edge.protocol.kv_frames import PutKv
 from edge.protocol.peer_info import gather_all
+from edge.protocol.session_frames import Close, Connect, CountSteps, Measure, Observed
+from edge.protocol.step_frames import PictureRows
 from edge.protocol.step_times import PeerTimes, TokenSteps
 from edge.protocol.topology import Place, Seat, sampler_seat
 

@@ -13,8 +13,8 @@ from edge.progress import OnProgress, Progress, ignore_progress
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.lease import Lease
-from edge.protocol.messages import Close, Open, Opened
 from edge.protocol.peer_info import PeerInfo
+from edge.protocol.session_frames import Close, Open, Opened
 from edge.protocol.topology import Seat
 from edge.runs.resolved import ResolvedLoad
 from edge.runs.shipping import ShardShipment, describe_shard, ship

@@ -20,11 +20,12 @@ from edge.planning.load_options import LoadOptions
 from edge.planning.proposal import Proposal
 from edge.progress import OnProgress, ignore_progress
 from edge.protocol.client import IT_LEAVES, PeerClient
+from edge.protocol.draft_frames import DraftSource, ServeDrafts
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event
 from edge.protocol.lease import Lease
-from edge.protocol.messages import Close, Connect, DraftSource, ServeDrafts
 from edge.protocol.peer_info import PeerInfo, places
+from edge.protocol.session_frames import Close, Connect
 from edge.protocol.topology import Seat
 from edge.runs.delivery import Delivery
 from edge.runs.resolved import ResolvedLoad

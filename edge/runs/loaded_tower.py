@@ -23,16 +23,9 @@ from edge.models.towers.tower import Tower
 from edge.planning.tower_place import divided
 from edge.progress import OnProgress
 from edge.protocol.client import PeerClient
-from edge.protocol.frame_codec import Call
-from edge.protocol.messages import (
-    MOST_COPY_BYTES,
-    CloseTower,
-    OpenTower,
-    PutHidden,
-    ReadTile,
-    TakeRows,
-)
+from edge.protocol.frame_codec import MOST_COPY_BYTES, Call
 from edge.protocol.peer_info import PeerInfo
+from edge.protocol.tower_frames import CloseTower, OpenTower, PutHidden, ReadTile, TakeRows
 from edge.runs.shipping import describe_shard, ship
 from edge.weights.checkpoint import Checkpoint
 from edge.weights.formats import WeightFormat

@@ -9,8 +9,9 @@ from dataclasses import replace
 from edge.answers.copies import Copy
 from edge.errors import CapacityError, PeerError, PeerLostError, RequestError
 from edge.kernels.sampling.rules import Bits
-from edge.protocol import messages
+from edge.protocol import kv_frames, prefix_frames, step_frames
 from edge.protocol.fields import token_bytes
+from edge.protocol.frame_codec import MOST_COPY_BYTES
 from edge.protocol.peer_info import gather_all
 from edge.protocol.step import Step
 from edge.protocol.token_masks import write_masks
@@ -36,24 +37,24 @@ class OrderSender:
             self._peer_events.steps.append(StepUnderWay(orders.step, orders.step_tokens))
         peers, session = self._connections, self._connections.session
         if orders.yields:
-            await peers.post_sampler(messages.YieldRun(session=session))
+            await peers.post_sampler(step_frames.YieldRun(session=session))
         for save in orders.save:
             await peers.post(
-                messages.SaveState(
+                kv_frames.SaveState(
                     session=session, request=save.request, tokens=save.tokens, place=save.place
                 )
             )
         await self._free(orders)
         for name in orders.swap_out:
             self._peer_events.swap_outs.ask(name, peers.peers)
-            await peers.post(messages.SwapOut(session=session, request=name))
+            await peers.post(kv_frames.SwapOut(session=session, request=name))
         for name, tokens in orders.reserve.items():
             self._peer_events.reservations.ask(name, peers.peers)
-            await peers.post(messages.Reserve(session=session, request=name, tokens=tokens))
+            await peers.post(kv_frames.Reserve(session=session, request=name, tokens=tokens))
         for name, match in orders.match.items():
             self._peer_events.ask_prefix(name, match)
             await peers.post(
-                messages.MatchPrefix(
+                prefix_frames.MatchPrefix(
                     session=session,
                     request=name,
                     salt=match.salt or None,
@@ -67,7 +68,7 @@ class OrderSender:
             await self._restore(name)
         if orders.step is not None:
             terms, masks = self._answers.announced(orders.step), self._answers.masks_of(orders.step)
-            step = masked = messages.RunStep(
+            step = masked = step_frames.RunStep(
                 session=session, step=_as_far_as_allowed(orders.step, masks), terms=terms
             )
             if masks:
@@ -89,10 +90,10 @@ class OrderSender:
                 while most < len(places) and places[most] == first + most:
                     most += 1
                 row_bytes = pictures[entry.tokens[first]].nbytes
-                most = min(most, max(1, messages.MOST_COPY_BYTES // row_bytes))
+                most = min(most, max(1, MOST_COPY_BYTES // row_bytes))
                 del places[:most]
                 await self._connections.post_pictures(
-                    messages.PictureRows(
+                    step_frames.PictureRows(
                         session=self._connections.session,
                         request=entry.request,
                         position=entry.position + first,
@@ -115,11 +116,11 @@ class OrderSender:
         peers, session = self._connections, self._connections.session
         for name in orders.finish:
             self._answers.freed(name)
-            await peers.post(messages.Finish(session=session, request=name))
+            await peers.post(step_frames.Finish(session=session, request=name))
         for name, kept in orders.keep.items():
             self._answers.freed(name)
             await peers.post(
-                messages.Finish(
+                step_frames.Finish(
                     session=session,
                     request=name,
                     kept_tokens=kept.tokens,
@@ -127,7 +128,7 @@ class OrderSender:
                 )
             )
         for name in orders.drop:
-            await peers.post(messages.Finish(session=session, request=name))
+            await peers.post(step_frames.Finish(session=session, request=name))
         for name, why in orders.give_up.items():
             if (answer := self._answers.forget(name)) is not None:  # else cancelled meanwhile
                 answer.sink.failed(CapacityError(why))
@@ -142,9 +143,9 @@ class OrderSender:
             return  # cancelled; the next orders tell the peers
         known, session = [*answer.terms.prompt, *answer.tokens], self._connections.session
 
-        def calls(copies: Sequence[Copy]) -> Iterator[messages.PutKv]:
+        def calls(copies: Sequence[Copy]) -> Iterator[kv_frames.PutKv]:
             for copy in copies:
-                yield messages.PutKv(
+                yield kv_frames.PutKv(
                     session=session,
                     request=name,
                     first=copy.first,

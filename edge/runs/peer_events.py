@@ -13,11 +13,14 @@ from typing import Any
 
 from edge.answers.answer import Answer
 from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError
-from edge.protocol import messages
 from edge.protocol.client import PeerClient
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import one_line
 from edge.protocol.frame_codec import Event
+from edge.protocol.kv_frames import KvRows, Reserved, SwappedOut
+from edge.protocol.prefix_frames import PrefixMatched
+from edge.protocol.session_frames import AskLink, LinkSent, Waits
+from edge.protocol.step_frames import Logits, States, Tokens
 from edge.protocol.topology import Seat
 from edge.runs.acks import Acks
 from edge.runs.connections import Connections
@@ -56,7 +59,7 @@ class PeerEvents:
         self.swap_outs: Acks[PeerClient, str | None] = Acks()
         self.reservations: Acks[PeerClient, str | None] = Acks()
         """The reason why a peer could not swap out or reserve, or None."""
-        self.prefix_matches: Acks[PeerClient, tuple[Seat, messages.PrefixMatched]] = Acks()
+        self.prefix_matches: Acks[PeerClient, tuple[Seat, PrefixMatched]] = Acks()
         """What the shard of a seat has of a prompt in its prefix cache."""
         self.exchange: PrefixExchange | None = None
         """Evens out what devices have; None: each computes what another lacks."""
@@ -70,15 +73,15 @@ class PeerEvents:
         self.questions: set[asyncio.Task[None]] = set()
         """Questions about links that are not sent yet."""
         self._handlers: dict[type[Event], Callable[[PeerClient, Any], None]] = {
-            messages.KvRows: self._on_kv_rows,
-            messages.Tokens: self._on_tokens,
-            messages.Logits: lambda client, event: self._on_rows(client, event.rows, states=False),
-            messages.States: lambda client, event: self._on_rows(client, event.rows, states=True),
-            messages.SwappedOut: self._on_swapped_out,
-            messages.Reserved: self._on_reserved,
-            messages.PrefixMatched: self._on_prefix_matched,
-            messages.Waits: self._on_waits,
-            messages.LinkSent: self._on_link_sent,
+            KvRows: self._on_kv_rows,
+            Tokens: self._on_tokens,
+            Logits: lambda client, event: self._on_rows(client, event.rows, states=False),
+            States: lambda client, event: self._on_rows(client, event.rows, states=True),
+            SwappedOut: self._on_swapped_out,
+            Reserved: self._on_reserved,
+            PrefixMatched: self._on_prefix_matched,
+            Waits: self._on_waits,
+            LinkSent: self._on_link_sent,
             Failed: lambda client, event: self._fail(event.as_error(client.name)),
         }
 
@@ -124,7 +127,7 @@ class PeerEvents:
             raise ProtocolError(f"{tokens} tokens for a step that gives {self.steps[0].tokens}")
         return self.steps[0]
 
-    def _on_tokens(self, client: PeerClient, event: messages.Tokens) -> None:
+    def _on_tokens(self, client: PeerClient, event: Tokens) -> None:
         """A token for each entry of the oldest step under way, or none for a chunk; or several for
         its only entry, if it verified a draft."""
         step = self._oldest_step(client, 1 if event.drafted else len(event.tokens)).step
@@ -202,15 +205,15 @@ class PeerEvents:
         if answer is not None:  # else cancelled while the step was under way
             self._answers.add_rows(answer, entry.end, rows)
 
-    def _on_kv_rows(self, client: PeerClient, event: messages.KvRows) -> None:
+    def _on_kv_rows(self, client: PeerClient, event: KvRows) -> None:
         self._answers.keep_copies(self._connections.seat_of(client), event)
 
-    def _on_swapped_out(self, client: PeerClient, event: messages.SwappedOut) -> None:
+    def _on_swapped_out(self, client: PeerClient, event: SwappedOut) -> None:
         done, why_not = _outcome(self.swap_outs, client, event)
         if done:
             self._tell(events.SwapOutDone(request=event.request, why_not=why_not))
 
-    def _on_reserved(self, client: PeerClient, event: messages.Reserved) -> None:
+    def _on_reserved(self, client: PeerClient, event: Reserved) -> None:
         done, why_not = _outcome(self.reservations, client, event)
         if done:
             self._tell(events.DiskReserved(request=event.request, why_not=why_not))
@@ -224,7 +227,7 @@ class PeerEvents:
             self._new_matches.add(request)
 
     async def _even_out(
-        self, exchange: PrefixExchange, request: str, found: Mapping[Seat, messages.PrefixMatched]
+        self, exchange: PrefixExchange, request: str, found: Mapping[Seat, PrefixMatched]
     ) -> None:
         """Exchange what devices have of a prefix, and go on with what is found then."""
         has_moved = False
@@ -241,7 +244,7 @@ class PeerEvents:
         else:
             self._found_prefix(request, found.values())
 
-    def _on_prefix_matched(self, client: PeerClient, event: messages.PrefixMatched) -> None:
+    def _on_prefix_matched(self, client: PeerClient, event: PrefixMatched) -> None:
         said = self._connections.seat_of(client), event
         request, answer = event.request, self._answers.get(event.request)
         _check_tokens(event, None if answer is None else len(answer.terms.prompt))
@@ -257,25 +260,23 @@ class PeerEvents:
         else:
             self._found_prefix(request, [each for _seat, each in found])
 
-    def _found_prefix(self, request: str, matches: Collection[messages.PrefixMatched]) -> None:
+    def _found_prefix(self, request: str, matches: Collection[PrefixMatched]) -> None:
         # Only tokens that all shards have need not be computed.
         tokens = min(each.tokens for each in matches)
         points = sorted(set.intersection(*(set(each.points) for each in matches)))
         self._tell(events.PrefixFound(request=request, tokens=tokens, points=tuple(points)))
 
-    def _on_waits(self, client: PeerClient, event: messages.Waits) -> None:
+    def _on_waits(self, client: PeerClient, event: Waits) -> None:
         receiver, sender = self._connections.seat_of(client), (event.stage, event.rank)
         self._connections.name_of(sender)  # refuses a seat outside the plan
         silence = Silence(received=event.received, since_s=time.monotonic() - event.silent_s)
         self._dead_links.waits(receiver, sender, silence)
-        question = messages.AskLink(
-            session=self._connections.session, stage=receiver[0], rank=receiver[1]
-        )
+        question = AskLink(session=self._connections.session, stage=receiver[0], rank=receiver[1])
         asking = asyncio.create_task(self._connections.ask(sender, question))
         self.questions.add(asking)
         asking.add_done_callback(self.questions.discard)
 
-    def _on_link_sent(self, client: PeerClient, event: messages.LinkSent) -> None:
+    def _on_link_sent(self, client: PeerClient, event: LinkSent) -> None:
         receiver, sender = (event.stage, event.rank), self._connections.seat_of(client)
         to = self._connections.name_of(receiver)
         waited_s = self._dead_links.began(receiver, sender, event.sent, now_s=time.monotonic())
@@ -288,7 +289,7 @@ class PeerEvents:
             )
 
 
-def _check_tokens(event: messages.PrefixMatched, prompt_tokens: int | None) -> None:
+def _check_tokens(event: PrefixMatched, prompt_tokens: int | None) -> None:
     """Raises ProtocolError for tokens that a prompt of this length does not have."""
     told = (event.tokens, *event.points, *event.stored)
     if prompt_tokens is not None and max(told) > most_found(prompt_tokens):
@@ -300,7 +301,7 @@ def _check_tokens(event: messages.PrefixMatched, prompt_tokens: int | None) -> N
 def _outcome(
     acks: Acks[PeerClient, str | None],
     client: PeerClient,
-    event: messages.SwappedOut | messages.Reserved,
+    event: SwappedOut | Reserved,
 ) -> tuple[bool, str | None]:
     """Whether all peers have answered about this request, and the reason of one that could not."""
     why_not = event.why_not

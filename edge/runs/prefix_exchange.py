@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.errors import EdgeError, ProtocolError
-from edge.protocol.messages import (
-    MOST_COPY_BYTES,
+from edge.protocol.frame_codec import MOST_COPY_BYTES
+from edge.protocol.peer_info import gather_all
+from edge.protocol.prefix_frames import (
     MOST_PREFIX_PIECES,
     MOST_PREFIX_TOKENS,
     AskPrefix,
@@ -27,7 +28,6 @@ from edge.protocol.messages import (
     PutPrefix,
     ReadPrefix,
 )
-from edge.protocol.peer_info import gather_all
 from edge.protocol.topology import Seat
 from edge.runs.connections import Connections
 from edge.scheduling.prefixes import FEWEST_TOKENS

@@ -17,9 +17,10 @@ from edge.errors import EdgeError, PeerLostError, RequestError
 from edge.partition import Plan
 from edge.protocol.assignment import Copies
 from edge.protocol.client import IT_LEAVES, PeerClient
+from edge.protocol.draft_frames import AskDrafts, DraftSource
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import AskDrafts, DraftSource, Tokens
 from edge.protocol.peer_info import PeerInfo
+from edge.protocol.step_frames import Tokens
 from edge.protocol.step_times import PeerTimes, TokenSteps
 from edge.protocol.topology import Place, Seat
 from edge.runs.connections import Connections

@@ -24,7 +24,7 @@ from edge.host.atomic_files import write_whole
 from edge.offload import PIECE_BYTES, Manifest, ManifestBuilder, StoreError
 from edge.progress import OnProgress, Progress
 from edge.protocol.client import IT_LEAVES, PeerClient
-from edge.protocol.messages import Offer, Piece, Seal
+from edge.protocol.weight_frames import Offer, Piece, Seal
 from edge.weights.formats import WeightFormat
 from edge.weights.further import PREFIX, FurtherHead
 from edge.weights.layout import ShardLayout, token_table

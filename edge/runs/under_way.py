@@ -16,7 +16,7 @@ from edge.kernels.sampling.logprobs import Logprobs
 from edge.kernels.sampling.rules import Bits
 from edge.planning.kv_copies import MOST_KEPT_KV_BYTES
 from edge.protocol.assignment import Copies
-from edge.protocol.messages import KvRows
+from edge.protocol.kv_frames import KvRows
 from edge.protocol.step import Guesses, SamplingTerms, Step
 from edge.protocol.topology import Seat
 from edge.scheduling.prefixes import common_tokens

@@ -20,7 +20,7 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.ranking import likeliest
 from edge.kernels.sampling.reference import sample
 from edge.kernels.sampling.shortlist import SHORTLIST_TOKENS
-from edge.protocol import messages
+from edge.protocol import step_frames
 from edge.protocol.error_codec import Failed
 from edge.protocol.step import SamplingTerms, Step, StepEntry
 from tests.support.linked_shards import RUN, SPEC, VOCAB, logits_after, shards
@@ -292,7 +292,7 @@ def test_logits_that_are_asked_for_are_all_there(parts: str) -> None:
     with shards(PARTS[parts]) as found:
         entry = StepEntry(request="r", position=0, tokens=tuple(tokens), logit_rows=4)
         event = found.step(Step(entries=(entry,)))
-        assert isinstance(event, messages.Logits)
+        assert isinstance(event, step_frames.Logits)
         rows = np.frombuffer(event.rows, np.float32).reshape(4, VOCAB)
         for row in range(4):
             np.testing.assert_array_equal(rows[row], logits_after(*tokens[: row + 1]))
@@ -306,7 +306,7 @@ def test_hidden_states_that_are_asked_for_are_all_there(parts: str, stage_before
     entry = StepEntry(request="r", position=0, tokens=tuple(tokens), logit_rows=3)
     with shards(PARTS[parts], stage_before=stage_before) as found:
         event = found.step(Step(entries=(entry,), states=True))
-        assert isinstance(event, messages.States)
+        assert isinstance(event, step_frames.States)
         rows = np.frombuffer(event.rows, np.float32).reshape(3, -1)
         for row in range(3):
             np.testing.assert_array_equal(

@@ -18,7 +18,8 @@ from edge.offload import Manifest, ManifestBuilder
 from edge.peer.resources import MAX_SHARDS
 from edge.protocol.client import PeerClient
 from edge.protocol.heartbeat import ALIVE
-from edge.protocol.messages import Offer, SetMemory
+from edge.protocol.peer_frames import SetMemory
+from edge.protocol.weight_frames import Offer
 from edge.transport import Frame
 from tests.support.hostile_talks import PROMISED_BYTES, bother, measures, peak_bytes, talk
 from tests.support.processes import Daemon, own_credentials, poll_until

@@ -16,8 +16,10 @@ from edge.offload import PIECE_BYTES, ManifestBuilder
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.lease import Lease
-from edge.protocol.messages import Close, Describe, Offer, Open, Piece, Seal
+from edge.protocol.peer_frames import Describe
+from edge.protocol.session_frames import Close, Open
 from edge.protocol.step import StepLimits
+from edge.protocol.weight_frames import Offer, Piece, Seal
 from edge.protocol.wire_rules import WireRules
 from edge.transport import WireRule
 from edge.weights.checkpoint import Checkpoint

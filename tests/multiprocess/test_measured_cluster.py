@@ -28,8 +28,9 @@ from edge.protocol.client import PeerClient
 from edge.protocol.fields import to_json
 from edge.protocol.frame_codec import Event, to_frame
 from edge.protocol.heartbeat import show_life
+from edge.protocol.kv_frames import KvRows
 from edge.protocol.measurements import Glance, Probe, Profile, Span
-from edge.protocol.messages import Describe, KvRows
+from edge.protocol.peer_frames import Describe
 from edge.protocol.peer_info import PeerInfo, describe_all
 from edge.protocol.topology import Place
 from edge.transport import Channel, Frame

@@ -15,7 +15,7 @@ import edge
 from edge.demos.shapes import checkpoint
 from edge.protocol.client import PeerClient
 from edge.protocol.measurements import Profile
-from edge.protocol.messages import SetMemory
+from edge.protocol.peer_frames import SetMemory
 from edge.protocol.topology import Place, Seat
 from edge.runs.run import PlanRun
 from edge.scheduling.state import SchedulingState

@@ -19,8 +19,10 @@ import pytest
 import edge
 from edge import transport
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import Close, Describe, Done
+from edge.protocol.frame_codec import Done
+from edge.protocol.peer_frames import Describe
 from edge.protocol.peer_info import describe_peer
+from edge.protocol.session_frames import Close
 from edge.transport import PROTOCOL_VERSION, Frame
 from edge.version import __version__
 from tests.multiprocess.conftest import LONG_CONTEXT

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.protocol import messages
+from edge.protocol import peer_frames
 from edge.protocol.client import PeerClient
 from tests.support.hostile_talks import (
     Talk,
@@ -52,8 +52,8 @@ def test_a_peer_lives_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
             address = daemon.resources.addresses[0]
             frames, seldom = talk(address), measures(address, daemon.resources.id)
             client = await PeerClient.connect(address, shown)
-            await client.call(messages.SetMemory(bytes=4 << 30))
-            free_bytes = (await client.call(messages.Describe())).free_bytes
+            await client.call(peer_frames.SetMemory(bytes=4 << 30))
+            free_bytes = (await client.call(peer_frames.Describe())).free_bytes
             await client.aclose()
             heard = await say(address, frames, shown)
             assert heard.count("failed") == 2

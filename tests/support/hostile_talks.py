@@ -33,11 +33,19 @@ from edge.membership.store import CONFIG_VARIABLE, MembershipStore
 from edge.offload import Manifest, ManifestBuilder
 from edge.partition import Plan, Shard, Stage
 from edge.peer.daemon import PeerDaemon
-from edge.protocol import messages
+from edge.protocol import (
+    kv_frames,
+    peer_frames,
+    prefix_frames,
+    session_frames,
+    step_frames,
+    weight_frames,
+)
 from edge.protocol.assignment import Assignment
 from edge.protocol.client import PeerClient
 from edge.protocol.fields import to_json, token_bytes
 from edge.protocol.frame_codec import Call, to_frame
+from edge.protocol.frame_table import FRAMES
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.kept_files import Keep
 from edge.protocol.lease import Lease
@@ -122,19 +130,19 @@ def talk(address: str, memory_bytes: int = 4 << 30) -> list[Frame]:
     terms = SamplingTerms(sampling=SamplingParameters(), end_ids=frozenset({7}), max_new_tokens=4)
     of_prefix: Any = {"session": "s", "request": "r", "stage": 0, "rank": 0}
     sent: list[Any] = [
-        messages.Describe(),
-        messages.SetMemory(bytes=memory_bytes),
-        messages.TakeOver(lease=Lease()),
+        peer_frames.Describe(),
+        peer_frames.SetMemory(bytes=memory_bytes),
+        peer_frames.TakeOver(lease=Lease()),
         Keep(remove=("shards/x", "packed/y")),
-        messages.Offer(manifest=manifest),
-        *(messages.Piece(manifest=digest, digest=d, content=c) for d, c in pieces.items()),
-        messages.Seal(manifest=digest),
-        messages.Open(assignment=assignment, lease=Lease(), prefix_secret=bytes(32)),
-        messages.Connect(session="s", places={(0, 0): Place(name="n", addresses=(address,))}),
-        messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2, 3])),
-        messages.AskPrefix(point=2, **of_prefix),
-        messages.ReadPrefix(first=0, last=2, has_states=False, pieces=(0,), **of_prefix),
-        messages.PutPrefix(
+        weight_frames.Offer(manifest=manifest),
+        *(weight_frames.Piece(manifest=digest, digest=d, content=c) for d, c in pieces.items()),
+        weight_frames.Seal(manifest=digest),
+        session_frames.Open(assignment=assignment, lease=Lease(), prefix_secret=bytes(32)),
+        session_frames.Connect(session="s", places={(0, 0): Place(name="n", addresses=(address,))}),
+        prefix_frames.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2, 3])),
+        prefix_frames.AskPrefix(point=2, **of_prefix),
+        prefix_frames.ReadPrefix(first=0, last=2, has_states=False, pieces=(0,), **of_prefix),
+        prefix_frames.PutPrefix(
             session="s",
             request="r",
             first=0,
@@ -144,21 +152,23 @@ def talk(address: str, memory_bytes: int = 4 << 30) -> list[Frame]:
             pieces=(),
             content=b"",
         ),
-        messages.Reserve(session="s", request="r", tokens=4),
-        messages.RunStep(session="s", step=Step(entries=(prompt,), run=3), terms={"r": terms}),
-        messages.YieldRun(session="s"),
-        messages.RunStep(
+        kv_frames.Reserve(session="s", request="r", tokens=4),
+        step_frames.RunStep(session="s", step=Step(entries=(prompt,), run=3), terms={"r": terms}),
+        step_frames.YieldRun(session="s"),
+        step_frames.RunStep(
             session="s", step=Step(entries=(replace(prompt, request="q"),), states=True)
         ),
-        messages.SwapOut(session="s", request="r"),
-        messages.SaveState(session="s", request="r", tokens=3, place=0),
-        messages.PutKv(session="s", request="p", first=0, tokens=(1, 2), rows=bytes(2 * ROW_BYTES)),
-        messages.AskLink(session="s", stage=0, rank=1),
-        messages.Measure(session="s"),
-        messages.CountSteps(session="s"),
-        messages.Observed(session="s", run=0),
-        messages.Finish(session="s", request="r"),
-        messages.Close(session="s"),
+        kv_frames.SwapOut(session="s", request="r"),
+        kv_frames.SaveState(session="s", request="r", tokens=3, place=0),
+        kv_frames.PutKv(
+            session="s", request="p", first=0, tokens=(1, 2), rows=bytes(2 * ROW_BYTES)
+        ),
+        session_frames.AskLink(session="s", stage=0, rank=1),
+        session_frames.Measure(session="s"),
+        session_frames.CountSteps(session="s"),
+        session_frames.Observed(session="s", run=0),
+        step_frames.Finish(session="s", request="r"),
+        session_frames.Close(session="s"),
     ]
     return _frames(sent)
 
@@ -204,7 +214,7 @@ def of_run(frames: Sequence[Frame], run: str, session: str = "s") -> list[Frame]
 @functools.cache
 def kept_frames() -> tuple[Frame, ...]:
     """Those that once reached a branch of the peer that none before them had."""
-    return tuple(decode(content) for _kind, content in kept("talks", messages.FRAMES))
+    return tuple(decode(content) for _kind, content in kept("talks", FRAMES))
 
 
 async def attack(
@@ -228,7 +238,7 @@ async def say(address: str, frames: list[Frame], shown: Credentials | None = Non
     try:
         for frame in frames:
             await channel.send(frame)
-            is_call = issubclass(messages.FRAMES[frame.kind], Call)
+            is_call = issubclass(FRAMES[frame.kind], Call)
             while is_call and frame.header.get("call") is not None:
                 answer = await channel.receive()
                 kinds.append(answer.kind)
@@ -250,8 +260,8 @@ async def check_free(daemon: PeerDaemon, free_bytes: int, shown: Credentials | N
         await asyncio.sleep(0)
     client = await PeerClient.connect(resources.addresses[0], shown)
     try:
-        await client.call(messages.SetMemory(bytes=4 << 30))
-        described = await client.call(messages.Describe())
+        await client.call(peer_frames.SetMemory(bytes=4 << 30))
+        described = await client.call(peer_frames.Describe())
     finally:
         await client.aclose()
     assert described.models == ()
@@ -264,7 +274,9 @@ async def load(
 ) -> tuple[transport.Channel, str]:
     """A connection in a session that is loaded as in `frames`; and the answer to the last of these,
     "ok" if it is ready."""
-    loading = 1 + next(at for at, each in enumerate(frames) if each.kind == messages.Connect.kind)
+    loading = 1 + next(
+        at for at, each in enumerate(frames) if each.kind == session_frames.Connect.kind
+    )
     channel = await transport.connect(address, credentials=shown, hello={"name": "hostile"})
     try:
         for frame in frames[:loading]:
@@ -428,7 +440,7 @@ class Talk:
         told: list[Frame] = []
         try:
             await self._channel.send(frame)
-            await self._channel.send(to_frame("describe", messages.Describe(), call=_LAST_CALL))
+            await self._channel.send(to_frame("describe", peer_frames.Describe(), call=_LAST_CALL))
             while not told or told[-1].header.get("call") != _LAST_CALL:
                 told.append(await self._channel.receive())
         except transport.ProtocolError:

@@ -32,8 +32,8 @@ from edge.offload import KVTier, Manifest
 from edge.partition import Plan, Shard, Stage
 from edge.protocol.assignment import Assignment
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import Tokens
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
+from edge.protocol.step_frames import Tokens
 from edge.protocol.token_masks import PackedMask
 from edge.protocol.topology import Seat
 from edge.protocol.wire_rules import WireRules

@@ -20,13 +20,14 @@ from typing import Any
 from edge.errors import EdgeError, ProtocolError
 from edge.memory.shard_memory import check_plan
 from edge.partition import PlanError
-from edge.protocol import messages
+from edge.protocol import session_frames
 from edge.protocol.frame_codec import from_frame, to_frame
+from edge.protocol.frame_table import limits_of
 from edge.transport import Frame
 from edge.transport import ProtocolError as FrameError
 from edge.transport.frame import decode, encode
 from tests.support.kept_inputs import Input, Target, kept
-from tests.unit.protocol.test_messages import ANSWERS, FRAMES_SENT
+from tests.unit.protocol.test_frame_table import ANSWERS, FRAMES_SENT
 
 
 def wire(frame: Frame) -> bytes:
@@ -137,14 +138,14 @@ def outcome(kind: str, data: bytes) -> str:
     after the checks before it.
     """
     try:
-        arrived = decode(data, messages.limits_of)
+        arrived = decode(data, limits_of)
     except FrameError:
         return "frame"
     try:
         body = from_frame(READ_AS[kind], arrived)
     except ProtocolError as error:
         return "record" if len(str(error)) < 2000 else "told at length"
-    if isinstance(body, messages.Open):
+    if isinstance(body, session_frames.Open):
         try:
             check_plan(body.assignment)
         except (PlanError, EdgeError):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edge.backends.kv_swap import WithoutWindows
+from edge.backends.kv_pool import WithoutWindows
 from edge.backends.triton.device import Device, Mirror
 from edge.backends.triton.long_request_blocks import SpreadBlocks
 from edge.backends.triton.request_states import RequestStates

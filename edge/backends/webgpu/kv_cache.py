@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.backends.kv_swap import WithoutWindows
+from edge.backends.kv_pool import WithoutWindows
 from edge.backends.onnx.runtime import ort
 from edge.backends.webgpu.device import Device
 from edge.errors import RequestError
@@ -64,7 +64,7 @@ class _Held:
 
 
 class DeviceCache(WithoutWindows):
-    """The caches of all requests. See `edge.backends.kv_swap.Pool`."""
+    """The caches of all requests. See `edge.backends.kv_pool.Pool`."""
 
     def __init__(self, layout: ShardLayout, limits: StepLimits, device: Device) -> None:
         self._limits = limits

@@ -9,7 +9,7 @@ from demos.bundled import MODEL
 from edge.answers.copies import AnswerCopies, Copy, KvLayout
 from edge.models.spec import ModelSpec
 from edge.partition import Plan
-from edge.protocol.messages import MOST_COPY_BYTES
+from edge.protocol.frame_codec import MOST_COPY_BYTES
 from edge.protocol.step import MAX_CHUNK_TOKENS
 from edge.protocol.topology import Seat
 from edge.weights.cache_layout import held_layers

@@ -21,7 +21,7 @@ from edge.errors import ProtocolError, RequestError
 from edge.protocol.assignment import COPIED_TOKENS, Copies
 from edge.protocol.fields import from_json
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import CopiedTokens, KvRows
+from edge.protocol.kv_frames import CopiedTokens, KvRows
 from edge.protocol.step import MAX_CHUNK_TOKENS, Step, StepEntry, StepLimits
 from edge.transport.frame import Buffer
 from edge.weights.checkpoint import Checkpoint

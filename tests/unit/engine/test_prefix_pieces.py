@@ -14,7 +14,7 @@ from edge.engine.prefix_cache import PrefixStorage
 from edge.engine.shard_engine import ShardEngine
 from edge.errors import RequestError
 from edge.offload import PrefixMemory
-from edge.protocol.messages import PrefixMatched, PutPrefix, ReadPrefix
+from edge.protocol.prefix_frames import PrefixMatched, PutPrefix, ReadPrefix
 from edge.protocol.topology import Seat
 from tests.support.linked_shards import REPORT_WITHIN_S, SPEC, VOCAB, linked, make_plan
 

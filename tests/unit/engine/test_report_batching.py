@@ -11,7 +11,8 @@ import pytest
 from edge.engine import report_batching
 from edge.engine.report_batching import ReportBatcher
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import Reserved, Tokens
+from edge.protocol.kv_frames import Reserved
+from edge.protocol.step_frames import Tokens
 
 
 def token(number: int, *, last: bool = False, count: int = 1) -> Tokens:

@@ -21,7 +21,8 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.offload import Manifest, MemoryKVTier, PrefixMemory, PrefixStore
 from edge.protocol.error_codec import Failed
 from edge.protocol.frame_codec import Event
-from edge.protocol.messages import PrefixMatched, Reserved, SwappedOut
+from edge.protocol.kv_frames import Reserved, SwappedOut
+from edge.protocol.prefix_frames import PrefixMatched
 from edge.protocol.step import Step, StepEntry
 from edge.protocol.step_times import StepTimes
 from edge.protocol.wire_rules import WireRules

@@ -35,20 +35,16 @@ from edge.peer.profiling_calls import ProfilingCalls
 from edge.peer.resources import PeerResources
 from edge.peer.settings import PeerSettings
 from edge.protocol.client import PeerClient
+from edge.protocol.draft_frames import DraftSource
 from edge.protocol.fields import token_bytes
 from edge.protocol.frame_codec import SMALL, from_frame, to_frame
 from edge.protocol.heartbeat import ALIVE
 from edge.protocol.measurements import MemoryRate
-from edge.protocol.messages import (
-    Close,
-    Connect,
-    Describe,
-    DraftSource,
-    Finish,
-    MatchPrefix,
-    RunStep,
-)
+from edge.protocol.peer_frames import Describe
+from edge.protocol.prefix_frames import MatchPrefix
+from edge.protocol.session_frames import Close, Connect
 from edge.protocol.step import MAX_REQUESTS, Step, StepEntry, StepLimits
+from edge.protocol.step_frames import Finish, RunStep
 from edge.protocol.topology import Place
 from edge.protocol.wire_rules import WireRules
 from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule

@@ -23,7 +23,7 @@ from edge.protocol.frame_codec import Call, to_frame
 from edge.protocol.heartbeat import Hearing
 from edge.protocol.kept_files import Keep
 from edge.protocol.measurements import MemoryRate, Profile
-from edge.protocol.messages import SetMemory
+from edge.protocol.peer_frames import SetMemory
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.transport import MEMBER, Frame, Member, MemoryChannel, TransportError, WireRule

@@ -12,7 +12,7 @@ from edge.backends.null.tower import NullTower
 from edge.errors import ProtocolError
 from edge.models.towers.part import TowerPart
 from edge.peer.hosted_tower import HostedTower
-from edge.protocol.messages import PutHidden, ReadTile
+from edge.protocol.tower_frames import PutHidden, ReadTile
 from tests.unit.models.test_towers import made
 
 TOWER = made("mistral3")

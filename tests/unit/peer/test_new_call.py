@@ -13,7 +13,7 @@ from edge.errors import EdgeError
 from edge.peer.connection import Connection
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Call
-from edge.protocol.messages import FRAMES
+from edge.protocol.frame_table import FRAMES
 from tests.support.null_peers import null_peers
 
 

@@ -13,7 +13,7 @@ import pytest
 from edge.engine.send_window import SendWindow, event_bytes
 from edge.peer.connection import Connection
 from edge.peer.outgoing_frames import MAX_UNSENT_REPORTS
-from edge.protocol import messages
+from edge.protocol import kv_frames, step_frames
 from edge.protocol.frame_codec import to_frame
 from edge.protocol.heartbeat import ALIVE
 from edge.transport import Frame, MemoryChannel, TransportError
@@ -21,11 +21,11 @@ from edge.transport.channel import MEMORY_QUEUE_FRAMES
 from tests.support.hostile_talks import talk
 from tests.support.null_peers import null_peers
 
-RESERVE = to_frame("reserve", messages.Reserve(session="s", request="r", tokens=4))
+RESERVE = to_frame("reserve", kv_frames.Reserve(session="s", request="r", tokens=4))
 
 
-def states(num_bytes: int) -> messages.States:
-    return messages.States(rows=bytes(num_bytes))
+def states(num_bytes: int) -> step_frames.States:
+    return step_frames.States(rows=bytes(num_bytes))
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from edge.partition import LinkSpec
 from edge.partition.cost.message_times import NO_LINK_S
 from edge.planning.link_profile import LinkFacts
 from edge.protocol.measurements import LinkGlance, LinkTimes, Probe, Span
-from edge.protocol.messages import Describe
+from edge.protocol.peer_frames import Describe
 from tests.support.peer_infos import peer_info
 
 SPAN = Span(low_s=1e-3, middle_s=1e-3, high_s=1e-3)

@@ -9,7 +9,9 @@ import pytest
 
 from edge.errors import EdgeError, PeerError, ProtocolError
 from edge.protocol.client import PeerClient
-from edge.protocol.messages import Close, Describe, Done
+from edge.protocol.frame_codec import Done
+from edge.protocol.peer_frames import Describe
+from edge.protocol.session_frames import Close
 from edge.transport import Channel, Frame
 from tests.support.passing_time import let_pass
 from tests.support.scripted_peers import Behaviour, peer

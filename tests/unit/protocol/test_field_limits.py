@@ -10,8 +10,9 @@ import pytest
 from edge.errors import ProtocolError
 from edge.offload import Manifest, StoreCorruptError
 from edge.offload.files.manifest import MAX_TENSORS
-from edge.protocol import messages
+from edge.protocol import session_frames, step_frames, weight_frames
 from edge.protocol.frame_codec import from_frame, to_frame
+from edge.protocol.frame_table import FRAMES, limits_of
 from edge.protocol.step import MAX_END_IDS, MAX_REQUESTS
 from edge.transport import Frame
 
@@ -49,11 +50,11 @@ def step(entries: list[Any], terms: dict[str, Any]) -> Frame:
 
 def test_a_reply_ends_with_few_tokens() -> None:
     most = list(range(MAX_END_IDS))
-    from_frame(messages.RunStep, step([ENTRY], {"r": TERMS | {"end_ids": most}}))
+    from_frame(step_frames.RunStep, step([ENTRY], {"r": TERMS | {"end_ids": most}}))
     with pytest.raises(
         ProtocolError, match=f"end_ids: Expected `array` of length <= {MAX_END_IDS}"
     ):
-        from_frame(messages.RunStep, step([ENTRY], {"r": TERMS | {"end_ids": [*most, 99]}}))
+        from_frame(step_frames.RunStep, step([ENTRY], {"r": TERMS | {"end_ids": [*most, 99]}}))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_a_reply_ends_with_few_tokens() -> None:
 )
 def test_long_lists(frame: Frame, name: str) -> None:
     with pytest.raises(ProtocolError, match=rf"{name}: Expected `(array|object)` of length <= \d+"):
-        from_frame(messages.FRAMES[frame.kind], frame)
+        from_frame(FRAMES[frame.kind], frame)
 
 
 def test_a_large_value_is_not_repeated_in_what_is_said_of_it() -> None:
@@ -76,7 +77,7 @@ def test_a_large_value_is_not_repeated_in_what_is_said_of_it() -> None:
     for _ in range(100):
         deep = [deep] * 50
     with pytest.raises(ProtocolError) as refused:
-        from_frame(messages.Close, Frame("close", {"session": deep}))
+        from_frame(session_frames.Close, Frame("close", {"session": deep}))
     assert len(str(refused.value)) < 300
 
 
@@ -84,10 +85,10 @@ def test_a_manifest_of_nothing_but_lists_is_not_read() -> None:
     lists: list[Any] = [[]] * (17 * MAX_TENSORS)
     with pytest.raises(StoreCorruptError, match="more than 1,600,000 values"):
         Manifest.from_json(json.dumps({"total_bytes": 0, "tensors": lists}))
-    frame = to_frame("ok", messages.Missing(digests=()), call=1)
+    frame = to_frame("ok", weight_frames.Missing(digests=()), call=1)
     lists_of_lists = b"[" + b"[]," * 2000 + b"[]]"
     with pytest.raises(ProtocolError, match="lists and objects"):
-        from_frame(messages.Missing, Frame("ok", frame.header, lists_of_lists))
+        from_frame(weight_frames.Missing, Frame("ok", frame.header, lists_of_lists))
 
 
 def test_the_limits_leave_room_for_the_largest_models() -> None:
@@ -100,4 +101,4 @@ def test_the_limits_leave_room_for_the_largest_models() -> None:
     digests = [["head.codes", "uint8", [7 * 10**11], 0, [digest] * (7 * 10**11 // (4 << 20))]]
     for tensors, factor in ((layers, 4), (digests, 1)):
         text = json.dumps({"total_bytes": 10**12, "tensors": tensors}, separators=(",", ":"))
-        assert factor * len(text) < messages.limits_of("offer").payload_bytes
+        assert factor * len(text) < limits_of("offer").payload_bytes

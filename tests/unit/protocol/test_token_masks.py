@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from edge.errors import ProtocolError
-from edge.protocol.messages import RunStep
 from edge.protocol.step import MOST_DRAFTED, Step, StepEntry
+from edge.protocol.step_frames import RunStep
 from edge.protocol.token_masks import most_mask_bytes, read_masks, unpacked, write_masks
 
 ENTRIES = tuple(

@@ -12,8 +12,8 @@ from edge.answers.answer import fail_all
 from edge.errors import EdgeError, PeerError, PeerLostError, ProtocolError, RequestError
 from edge.kernels.sampling.logprobs import Logprobs
 from edge.protocol.client import PeerClient
-from edge.protocol.frame_codec import Call, Event, Post, from_frame
-from edge.protocol.messages import Done, RunStep
+from edge.protocol.frame_codec import Call, Done, Event, Post, from_frame
+from edge.protocol.step_frames import RunStep
 from edge.protocol.token_logprobs import write_logprobs
 from edge.runs.acks import Acks
 from edge.runs.run import PlanRun

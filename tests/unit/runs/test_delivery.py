@@ -21,8 +21,8 @@ from edge.peer.resources import PeerResources
 from edge.planning.load_options import LoadOptions
 from edge.progress import OnProgress, Progress, ignore_progress
 from edge.protocol.lease import Lease
-from edge.protocol.messages import Close
 from edge.protocol.peer_info import PeerInfo, describe_peer
+from edge.protocol.session_frames import Close
 from edge.protocol.step import StepLimits
 from edge.protocol.wire_rules import WireRules
 from edge.runs.delivery import Delivered, Delivery, make_ready

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edge.errors import EdgeError
-from edge.protocol.messages import (
+from edge.protocol.frame_codec import Done
+from edge.protocol.prefix_frames import (
     AskPrefix,
-    Done,
     HeldPrefix,
     PrefixMatched,
     PrefixPieces,

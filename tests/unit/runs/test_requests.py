@@ -28,8 +28,8 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.kernels.sampling.reference import sample
 from edge.protocol.client import PeerClient
 from edge.protocol.frame_codec import Event, from_frame, to_frame
-from edge.protocol.messages import Logits, RunStep, Tokens
 from edge.protocol.step import Step
+from edge.protocol.step_frames import Logits, RunStep, Tokens
 from edge.protocol.token_masks import read_masks
 from edge.runs import run
 from edge.runs.model import MOST_LOSSES_WITHOUT_A_TOKEN, RunningModel

@@ -18,9 +18,11 @@ from edge.peer.leases import MOST_RUNS, Leases
 from edge.protocol.client import PeerClient
 from edge.protocol.heartbeat import Hearing
 from edge.protocol.lease import Lease
-from edge.protocol.messages import Finish, Measure, Observed, TakeOver
+from edge.protocol.peer_frames import TakeOver
 from edge.protocol.peer_info import describe_peer, take_over
+from edge.protocol.session_frames import Measure, Observed
 from edge.protocol.step import StepLimits
+from edge.protocol.step_frames import Finish
 from edge.runs.run import PlanRun
 from edge.transport import Channel
 from tests.support.null_peers import load, null_peers, request

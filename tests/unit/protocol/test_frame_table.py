@@ -16,18 +16,32 @@ from edge.kernels.sampling.parameters import SamplingParameters
 from edge.models.towers.part import TowerPart
 from edge.offload import Manifest, StoreError
 from edge.partition import Plan, Shard, Stage
-from edge.protocol import graph_frames, measurements, messages
+from edge.protocol import (
+    draft_frames,
+    graph_frames,
+    kv_frames,
+    measurements,
+    peer_frames,
+    prefix_frames,
+    session_frames,
+    step_frames,
+    tower_frames,
+    weight_frames,
+)
 from edge.protocol.assignment import Assignment
 from edge.protocol.description import HostedModel, PeerDescription
 from edge.protocol.error_codec import Failed
 from edge.protocol.fields import from_json, one_line, to_json, token_bytes, token_ids
-from edge.protocol.frame_codec import Call, from_frame, table, to_frame
+from edge.protocol.frame_codec import Call, Done, from_frame, table, to_frame
+from edge.protocol.frame_table import FRAMES
 from edge.protocol.kept_files import AllKept, Keep, KeptFiles
 from edge.protocol.lease import Lease
-from edge.protocol.messages import FRAMES, Connect, Done, Missing, Opened, RunStep
+from edge.protocol.session_frames import Connect, Opened
 from edge.protocol.step import SamplingTerms, Step, StepEntry, StepLimits
+from edge.protocol.step_frames import RunStep
 from edge.protocol.step_times import ExpectedStep, ShardTimes, StepTimes, TokenSteps
 from edge.protocol.topology import Place
+from edge.protocol.weight_frames import Missing
 from edge.protocol.wire_rules import WireRules
 from edge.transport import Frame, WireRule
 from edge.transport.frame import decode, encode
@@ -87,56 +101,56 @@ STEP = RunStep(session="s", step=Step(entries=ENTRIES, run=12), terms={"b": TERM
 CHUNK = StepEntry(request="a", position=0, tokens=(1, 2, 3), logit_rows=0)
 
 FRAMES_SENT = (
-    messages.Describe(),
-    messages.SetMemory(bytes=5),
+    peer_frames.Describe(),
+    peer_frames.SetMemory(bytes=5),
     Keep(remove=("shards/x",)),
     measurements.MemoryRate(),
     measurements.Profile(model=SPEC, weight_format=uniform_format("int4", 128, "high")),
     measurements.Prove(weight_format=uniform_format("int4", 128, "high"), seed=3),
     PROBE,
     measurements.Glance(place=PROBE.place, small_bytes=8, large_bytes=9),
-    messages.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
-    messages.Piece(manifest="m", digest="d", content=b"\x00\xff"),
-    messages.Seal(manifest="m"),
-    messages.Open(
+    weight_frames.Offer(manifest=Manifest(tensors=(), total_bytes=0)),
+    weight_frames.Piece(manifest="m", digest="d", content=b"\x00\xff"),
+    weight_frames.Seal(manifest="m"),
+    session_frames.Open(
         assignment=ASSIGNMENT,
         lease=Lease(run="r", term=2),
         prefix_secret=bytes(32),
         expected=ExpectedStep(first_s=0.001, last_s=0.25, tokens=4),
     ),
-    messages.TakeOver(lease=Lease(run="r", term=1 << 32)),
+    peer_frames.TakeOver(lease=Lease(run="r", term=1 << 32)),
     Connect(session="s", places=PLACES),
-    messages.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2])),
-    messages.PrefixMatched(request="r", tokens=4),
-    messages.Reserve(session="s", request="r", tokens=4),
-    messages.Reserved(request="r", why_not=None),
+    prefix_frames.MatchPrefix(session="s", request="r", prompt=token_bytes([1, 2])),
+    prefix_frames.PrefixMatched(request="r", tokens=4),
+    kv_frames.Reserve(session="s", request="r", tokens=4),
+    kv_frames.Reserved(request="r", why_not=None),
     STEP,
     RunStep(session="s", step=Step(entries=(CHUNK,))),
     RunStep(session="s", step=Step(entries=ENTRIES), masked=("b",), masks=b"\x05\x01"),
-    messages.Tokens(tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5),
-    messages.Tokens(
+    step_frames.Tokens(tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5),
+    step_frames.Tokens(
         tokens=(1, 2),
         ends=(None, None),
         last=False,
         chosen_s=1.5,
         logprobs=(None, Logprobs(logprob=-0.5, top=((3, -0.25), (2, -0.5)))),
     ),
-    messages.Tokens(
+    step_frames.Tokens(
         tokens=(1, 2), ends=(None, "stop"), last=True, chosen_s=1.5, drafted=3, together=True
     ),
-    messages.Logits(rows=b"1234"),
-    messages.States(rows=b"1234"),
+    step_frames.Logits(rows=b"1234"),
+    step_frames.States(rows=b"1234"),
     RunStep(session="s", step=Step(entries=ENTRIES[:1], states=True)),
-    messages.OpenTower(
+    tower_frames.OpenTower(
         session="s",
         part=TowerPart(tower=TOWER, layers=range(1, 3)),
         weight_format=uniform_format("int8", 32),
         manifest_digest="0" * 64,
     ),
-    messages.PutHidden(session="s", height=2, width=3, first=4, rows=b"\0\1\2\3"),
-    messages.ReadTile(session="s", height=2, width=3, patches=b"\0\1\2\3"),
-    messages.TakeRows(session="s", first=0, last=5),
-    messages.CloseTower(session="s"),
+    tower_frames.PutHidden(session="s", height=2, width=3, first=4, rows=b"\0\1\2\3"),
+    tower_frames.ReadTile(session="s", height=2, width=3, patches=b"\0\1\2\3"),
+    tower_frames.TakeRows(session="s", first=0, last=5),
+    tower_frames.CloseTower(session="s"),
     graph_frames.OpenPart(
         session="s",
         model="m.onnx",
@@ -148,7 +162,7 @@ FRAMES_SENT = (
     ),
     graph_frames.ProfilePart(session="s"),
     graph_frames.ClosePart(session="s"),
-    messages.PictureRows(session="s", request="r", position=5, rows=b"\0\1\2\3"),
+    step_frames.PictureRows(session="s", request="r", position=5, rows=b"\0\1\2\3"),
     RunStep(
         session="s",
         step=Step(
@@ -165,18 +179,18 @@ FRAMES_SENT = (
             )
         ),
     ),
-    messages.YieldRun(session="s"),
-    messages.SwapOut(session="s", request="r"),
-    messages.SwappedOut(request="r", why_not="full"),
-    messages.KvRows(
-        parts=(messages.CopiedTokens(request="r", first=5, tokens=2),), rows=b"\0\1\2\3"
+    step_frames.YieldRun(session="s"),
+    kv_frames.SwapOut(session="s", request="r"),
+    kv_frames.SwappedOut(request="r", why_not="full"),
+    kv_frames.KvRows(
+        parts=(kv_frames.CopiedTokens(request="r", first=5, tokens=2),), rows=b"\0\1\2\3"
     ),
-    messages.PutKv(session="s", request="r", first=5, tokens=(7, 8), rows=b"\0\1\2\3"),
-    messages.AskPrefix(session="s", request="r", stage=1, rank=0, point=5),
-    messages.ReadPrefix(
+    kv_frames.PutKv(session="s", request="r", first=5, tokens=(7, 8), rows=b"\0\1\2\3"),
+    prefix_frames.AskPrefix(session="s", request="r", stage=1, rank=0, point=5),
+    prefix_frames.ReadPrefix(
         session="s", request="r", stage=1, rank=0, first=0, last=5, has_states=True, pieces=(0, 3)
     ),
-    messages.PutPrefix(
+    prefix_frames.PutPrefix(
         session="s",
         request="r",
         first=0,
@@ -193,20 +207,20 @@ FRAMES_SENT = (
             singly=True,
         ),
     ),
-    messages.SaveState(session="s", request="r", tokens=3, place=1),
-    messages.Finish(session="s", request="r"),
-    messages.Measure(session="s"),
-    messages.CountSteps(session="s"),
-    messages.Observed(session="s", run=3),
-    messages.Close(session="s", parks=True),
-    messages.Waits(stage=1, rank=0, received=7, silent_s=1.25),
-    messages.AskLink(session="s", stage=1, rank=0),
-    messages.LinkSent(stage=1, rank=0, sent=8),
-    messages.Leaving(),
-    messages.ServeDrafts(session="s", device="d"),
-    messages.AskDrafts(
+    kv_frames.SaveState(session="s", request="r", tokens=3, place=1),
+    step_frames.Finish(session="s", request="r"),
+    session_frames.Measure(session="s"),
+    session_frames.CountSteps(session="s"),
+    session_frames.Observed(session="s", run=3),
+    session_frames.Close(session="s", parks=True),
+    session_frames.Waits(stage=1, rank=0, received=7, silent_s=1.25),
+    session_frames.AskLink(session="s", stage=1, rank=0),
+    session_frames.LinkSent(stage=1, rank=0, sent=8),
+    peer_frames.Leaving(),
+    draft_frames.ServeDrafts(session="s", device="d"),
+    draft_frames.AskDrafts(
         session="s",
-        source=messages.DraftSource(
+        source=draft_frames.DraftSource(
             place=Place(name="n", addresses=("10.0.0.1:1",)),
             session="t",
             context_tokens=9,
@@ -214,7 +228,7 @@ FRAMES_SENT = (
             ahead=True,
         ),
     ),
-    messages.AskDrafts(session="s", source=None),
+    draft_frames.AskDrafts(session="s", source=None),
     Failed.of(errors.PeerLostError("near", "gone")),
 )
 DESCRIPTION = PeerDescription(
@@ -253,7 +267,7 @@ DESCRIPTION = PeerDescription(
 ANSWERS = (
     Done(),
     Opened(weight_bytes=5, rows_agree=True, batches_agree=False, mixes=True),
-    messages.Connected(kv_digest="d"),
+    session_frames.Connected(kv_digest="d"),
     Missing(digests=("a", "b")),
     DESCRIPTION,
     PROFILE,
@@ -266,13 +280,13 @@ ANSWERS = (
         peak_bytes=2, kv_written_bytes=3,
     ),
     TokenSteps(steps=3, rows=4, tokens=5, compute_s=0.5),
-    messages.Gram(content=b"\0\0\x80?"),
-    messages.HeldPrefix(pieces=bytes(12)),
-    messages.TileRows(rows=bytes(64)),
+    session_frames.Gram(content=b"\0\0\x80?"),
+    prefix_frames.HeldPrefix(pieces=bytes(12)),
+    tower_frames.TileRows(rows=bytes(64)),
     graph_frames.PartOpened(threads=2),
     graph_frames.PartDone(),
     graph_frames.PartProfile(content=b"{}"),
-    messages.PrefixPieces(content=b"\0\1\2\3\4"),
+    prefix_frames.PrefixPieces(content=b"\0\1\2\3\4"),
     AllKept(
         files=(
             KeptFiles(
