@@ -105,7 +105,7 @@ def test_attention_in_tiles_takes_nothing_for_scores(
     if not is_in_tiles:
         assert found == had
         return
-    turned, parts = 64 * 6 * 16, 64 * 6 * (2 if kind.mixer.window else 8192 // 512) * (2 + 16)
+    turned, parts = 64 * 6 * 16, 64 * 6 * (2 if "window" in changes else 8192 // 512) * (2 + 16)
     assert had - found == 4 * (64 * 6 * 8192 - turned - parts)
 
 
