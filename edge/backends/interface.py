@@ -364,7 +364,8 @@ class Backend(Protocol):
     @property
     def lacks(self) -> frozenset[str]:
         """The `ALL_NEEDS` for which it has no kernels, WEIGHTS_ON_DISK if it computes only from
-        memory, ROUNDED_KV if it keeps keys and values in float32 only, WINDOWED_KV if it keeps
+        memory, ROUNDED_KV if it keeps keys and values in float32 only, NIBBLE_KV if not in
+        4 bits, WINDOWED_KV if it keeps
         those of all tokens in layers with a sliding window, TILED_ATTENTION if a step holds scores
         over the whole context, and PLACED_PICTURES if the places of pictures in a prompt may not
         matter."""

@@ -14,9 +14,8 @@ import numpy as np
 from edge.kernels.attention.tiles import attends_in_tiles, tile_values
 from edge.kernels.kv_cache.cache_size import (
     cache_row,
-    keeps_remainders,
-    remainder_row_values,
-    remainder_shape,
+    keeps_unrounded,
+    unrounded_shape,
 )
 from edge.models.attention import Attention
 from edge.models.experts import Experts, expert_number
@@ -77,8 +76,6 @@ class Widths:
     """Bytes of one request's windows."""
     window_pages: int = 0
     """Arrays of one request's windows, each of which may take a page more."""
-    keeps_remainders: bool = False
-    """Whether there are remainders in addition to codes of keys and values."""
     measured_token_bytes: int = 0
     """Bytes of one token's keys and values in float32, if they become codes."""
     observed_bytes: int = 0
@@ -131,7 +128,6 @@ class Widths:
             cache_token_bytes=cache_token_bytes(layout, kv_dtype),
             cache_page_tokens=page_tokens(spec, kv_dtype),
             state_bytes=state_bytes(layout, kv_dtype),
-            keeps_remainders=keeps_remainders(kv_bits(kv_dtype)),
             measured_token_bytes=(
                 0
                 if kv_dtype == "float32"
@@ -231,7 +227,7 @@ def has_states(spec: ModelSpec, kv_dtype: KvDtype) -> bool:
 
 def rewinds(spec: ModelSpec, kv_dtype: KvDtype) -> bool:
     """Whether requests have states, so that no guess may be written over."""
-    return spec.has_states or keeps_remainders(kv_bits(kv_dtype))
+    return spec.has_states or keeps_unrounded(kv_bits(kv_dtype))
 
 
 def layer_state_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
@@ -239,11 +235,9 @@ def layer_state_bytes(mixer: Mixer, kv_dtype: KvDtype) -> int:
     addition to them."""
     if not isinstance(mixer, Attention):
         return _FLOAT_BYTES * mixer.state_values
-    if not keeps_remainders(kv_bits(kv_dtype)):
+    if not keeps_unrounded(kv_bits(kv_dtype)):
         return 0
-    has_soft_cap = mixer.soft_cap is not None
-    shape = remainder_shape(mixer.num_kv_heads, mixer.head_size, has_soft_cap=has_soft_cap)
-    return _FLOAT_BYTES * math.prod(shape)
+    return _FLOAT_BYTES * math.prod(unrounded_shape(mixer.num_kv_heads, mixer.head_size))
 
 
 def state_bytes(layout: ShardLayout, kv_dtype: KvDtype) -> int:
@@ -439,10 +433,6 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
             keys = min(keys, kept)
             staged = max(staged, 2 * part.num_kv_heads * part.head_size * kept)
         values = part.row_values(keys, widths.hidden_size)
-        if widths.keeps_remainders and isinstance(part, Attention):
-            values += remainder_row_values(
-                part.num_heads, limits.context_tokens, limits.chunk_tokens
-            )
         largest[part.kind] = max(values, largest.get(part.kind, 0))
     of_blocks = [
         part.latent_form.block_values(rows, limits.context_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_remainders, kept_tokens
+from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_unrounded, kept_tokens
 from edge.memory.step_memory import (
     MOST_CALIBRATION_TOKENS,
     PAGE_BYTES,
@@ -37,10 +37,10 @@ def can_keep_windows(
 ) -> bool:
     """Whether layers with a sliding window should keep the newest tokens only.
 
-    Not beside states, which are cut in another way than windows; and not with remainders, which
-    are states, too.
+    Not beside states, which are cut in another way than windows; and not with tokens that are kept
+    unrounded, which are states, too.
     """
-    if spec.has_states or keeps_remainders(kv_bits(kv_dtype)):
+    if spec.has_states or keeps_unrounded(kv_bits(kv_dtype)):
         return False
     kept = [_kept(each, chunk_tokens) for each in spec.attentions.values() if each.window]
     return bool(kept) and context_tokens >= _LEAST_SAVED * max(kept)

@@ -81,6 +81,9 @@ other. No model needs it: the pictures of some do."""
 ROUNDED_KV = "rounded keys and values"
 """What a device lacks that keeps them in float32 only. No model needs it: a load may."""
 
+NIBBLE_KV = "keys and values in 4 bits"
+"""What a device lacks that keeps them in float32 or 8 bits only. No model needs it: a load may."""
+
 FILE_BLOCKS = "blocks of files"
 """What a device lacks that packs the weights of GGUF files for its own kernels. No model needs it:
 a weight format may."""

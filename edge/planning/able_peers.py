@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from edge.errors import RequestError
-from edge.models.spec import FILE_BLOCKS, ROUNDED_KV, WINDOWED_KV, ModelSpec
+from edge.models.spec import FILE_BLOCKS, NIBBLE_KV, ROUNDED_KV, WINDOWED_KV, ModelSpec
 from edge.partition import Plan
 from edge.protocol.peer_info import PeerInfo
 from edge.weights.formats import KvDtype, WeightFormat
@@ -33,7 +33,8 @@ def needs_of(
             remedy="leave kv_dtype out: such a row takes less than codes of each head's keys and "
             "values",
         )
-    rounded = () if kv_dtype == "float32" else (ROUNDED_KV,)
+    rounded: tuple[str, ...] = () if kv_dtype == "float32" else (ROUNDED_KV,)
+    rounded += (NIBBLE_KV,) if kv_dtype == "int4" else ()
     return (*spec.needs, *form.needs, *rounded, *((WINDOWED_KV,) if keeps_windows else ()))
 
 
@@ -81,7 +82,10 @@ def _unable(
     peer: PeerInfo, needs: Collection[str], wrong: Mapping[str, str]
 ) -> tuple[str, str] | None:
     """Why the peer cannot compute the model, and the remedy; None: it can."""
-    if missing := ", ".join(peer.lacking(needs)):
-        kernel = f"its back end {peer.backend} has no kernel for {missing}, which this model needs"
-        return kernel, _LIBRARY if missing == FILE_BLOCKS else _REMEDY
+    if missing := peer.lacking(needs):
+        kernel = (
+            f"its back end {peer.backend} has no kernel for {', '.join(missing)}, which this model "
+            "needs"
+        )
+        return kernel, _LIBRARY if {FILE_BLOCKS, NIBBLE_KV}.issuperset(missing) else _REMEDY
     return (wrong[peer.id], _OTHER_SOFTWARE) if peer.id in wrong else None

@@ -9,7 +9,6 @@ from typing import Literal, Self, TypedDict, get_args
 
 from edge.errors import RequestError, shown
 from edge.host import block_kernels
-from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.matmul_nbits.reference import Accuracy
 from edge.membership.identity import LEAST_DIGITS, read_ids
 from edge.memory.step_memory import rewinds
@@ -30,7 +29,6 @@ from edge.weights.formats import (
     KvDtype,
     WeightFormat,
     check_format,
-    kv_bits,
     kv_dtype,
     weight_format,
 )
@@ -69,9 +67,6 @@ CHUNK_TOKENS = 256
 
 PICTURE_TOKENS = 288
 """The same where the rows of a picture are computed in one step: Gemma 4's have up to 280."""
-SHORTER_CHUNK_TOKENS = 128
-"""Prompt tokens per step for keys and values with remainders ("int4"): each row then has its scores
-over the whole context in memory three times."""
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
@@ -447,7 +442,7 @@ class LoadOptions:
             )
         states = rewinds(spec, self.kv_dtype)
         most = STATES_AT_ONCE if states else MAX_REQUESTS_AT_ONCE
-        chunk = SHORTER_CHUNK_TOKENS if keeps_remainders(kv_bits(self.kv_dtype)) else CHUNK_TOKENS
+        chunk = CHUNK_TOKENS
         if any(each.sees_pictures for each in spec.attentions.values()):
             chunk = max(chunk, PICTURE_TOKENS)
         chunk, requests = min(chunk, context), max(self.concurrency, most)

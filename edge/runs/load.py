@@ -87,7 +87,7 @@ def scheduling_state(
     SchedulingLimits."""
     spec, limits, kv_dtype = load.spec, load.limits, load.kv_dtype
     chunk, is_whole = limits.chunk_tokens, has_states(spec, kv_dtype)
-    # States and remainders cover all tokens so far, and windows have only the newest, so only
+    # States and unrounded tokens cover all tokens so far, and windows have only the newest, so only
     # saved positions can be reused.
     saved = SavedStates(limits.saved_states) if is_whole and limits.saved_states else None
 

@@ -13,7 +13,6 @@ from edge.kernels.attention.onnx_pictures import seeing_all
 from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.attention.tiles import attends_in_tiles
 from edge.kernels.kv_cache.cache_size import cache_head_size
-from edge.kernels.kv_remainders.onnx import AFTER_SOFTMAX, HeadSizes, Inputs, corrected, corrections
 from edge.kernels.onnx_graph import CONTRIB, EDGE, OnnxGraph, Provider
 from edge.kernels.rms_norm.onnx import rms_norm
 from edge.kernels.rope.onnx import rope
@@ -54,7 +53,7 @@ class AttentionNames:
     """The graph inputs that every attention of a step shares, by name.
 
     cos, sin [context, pairs], none where nothing turns; positions int64 [batch, tokens], where
-    `needs_positions` says so and for remainders; lengths int32 [batch], the index of the last key;
+    `needs_positions` says so; lengths int32 [batch], the index of the last key;
     total int32 scalar, the number of keys; turns int64 [batch, tokens], rows of cos and sin, where
     these are not those of the positions; sees_all bool scalar, whether all tokens of the step see
     each other, where that may be; counts int32 [batch], the tokens of each request, where
@@ -77,8 +76,7 @@ class CacheNames:
 
     keys, values [batch, num_kv_heads, context, elements], as `cache_row` says of `bits`; if they
     are windowed, the newest tokens in `kept` rows. Codes have scales float32 [1, num_kv_heads, 1,
-    channels]. remainders: what those of the first and the `newest` tokens lack, as kv_remainders
-    has it; none where it is not kept.
+    channels]. unrounded float32 [batch, 2 · num_kv_heads, 1 + newest, size], see `unrounded_shape`.
     """
 
     keys: str
@@ -86,8 +84,7 @@ class CacheNames:
     bits: int | None = None
     key_scales: str = ""
     value_scales: str = ""
-    remainders: str = ""
-    newest: int = 0
+    unrounded: str = ""
     is_windowed: bool = False
     kept: int | None = None
 
@@ -106,15 +103,17 @@ def attention(
     """Rotate, append to the KV cache, attend to what it then holds.
 
     qkv [batch, tokens, columns] → (output [batch, tokens, num_heads · head_size], present keys,
-    present values, and present remainders if there are some). The present outputs are meant to be
-    bound onto the cache's buffers. Norms and sinks: see the reference.
+    present values, and present unrounded ones if there are some). The present outputs are meant to
+    be bound onto the cache's buffers. Norms and sinks: see the reference.
     """
     num_heads, num_kv_heads, head_size = form.num_heads, form.num_kv_heads, form.head_size
     turned_elements, epsilon = form.turned_elements, form.epsilon
     by_itself = turned_elements > 0 and _rotates_itself(form, graph.provider)
     is_by_nodes = _is_by_nodes(form, graph.provider)
     among_pictures = bool(names.sees_all) and form.window is not None
-    by_itself &= not (cache.remainders or among_pictures)  # which are of rotated keys
+    unrounded: list[str] = []
+    assert not cache.unrounded or names.counts, "ONNX Runtime's operator knows codes only"
+    by_itself &= not among_pictures  # whose nodes take rotated keys
     padded = cache_head_size(head_size, cache.bits)
     gate = ""
     factor = head_size**-0.5 if form.scale is None else form.scale
@@ -145,18 +144,6 @@ def attention(
             query = resize_heads(graph, query, num_heads, head_size, padded)
             key = resize_heads(graph, key, num_kv_heads, head_size, padded)
             value = resize_heads(graph, value, num_kv_heads, head_size, padded)
-    exact = None
-    if cache.remainders:
-        exact = corrections(
-            graph, query, key, value,
-            Inputs(
-                past=cache.remainders, newest=cache.newest, bits=cache.bits or 0,
-                key_scales=cache.key_scales, value_scales=cache.value_scales,
-                positions=names.positions, total=names.total,
-            ),
-            HeadSizes(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=padded),
-            scale=factor, soft_cap=form.soft_cap,
-        )  # fmt: skip
     if cache.is_windowed and sinks is None and not names.counts:
         # The kernel with sinks: the other one sums blocks of keys whose size follows from the
         # processor's cache, so a row's last bits would depend on where its keys are.
@@ -181,10 +168,8 @@ def attention(
     head = query, key, value, cache.keys, cache.values
     rest = (
         names.total, names.cos if by_itself else "", names.sin if by_itself else "",
-        names.turns if by_itself else "", "" if exact is None else exact.bias, sinks or "",
-        cache.key_scales, cache.value_scales,
+        names.turns if by_itself else "", "", sinks or "", cache.key_scales, cache.value_scales,
     )  # fmt: skip
-    outputs = 3 if exact is None else 4
     if among_pictures:
         whole, causal = graph.branch("pictures"), graph.branch("causal")
         seen, ready = seeing_all(
@@ -205,34 +190,29 @@ def attention(
             "If", names.sees_all, outputs=3,
             then_branch=whole.body(seen, *written[1:]), else_branch=causal.body(*plain),
         )  # fmt: skip
-        weights: list[str] = []
     elif names.counts:
-        output, present_keys, present_values = graph.nodes(
-            "Attention" if cache.bits is None else "CodeAttention",
+        output, present_keys, present_values, *unrounded = graph.nodes(
+            _OPERATORS[cache.bits],
             *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
-            names.counts,
-            outputs=3, domain=EDGE, heads=num_heads, kv_heads=num_kv_heads, size=padded,
-            turned=form.turned_elements if by_itself else 0,
-            interleaved=int(form.interleaved), scale=_bits_of(factor), window=form.window or 0,
-            is_ring=int(cache.is_windowed), cap=_bits_of(form.soft_cap or 0.0),
+            names.counts, cache.unrounded,
+            outputs=4 if cache.unrounded else 3, domain=EDGE,
+            heads=num_heads, kv_heads=num_kv_heads, size=padded,
+            turned=form.turned_elements if by_itself else 0, interleaved=int(form.interleaved),
+            window=form.window or 0, is_ring=int(cache.is_windowed), scale=_bits_of(factor),
+            cap=_bits_of(form.soft_cap or 0.0),
         )  # fmt: skip
-        weights = []
     else:
-        output, present_keys, present_values, *weights = _grouped_query(
-            graph, sees_all, *head, names.lengths, *rest, outputs=outputs, **attributes
+        output, present_keys, present_values = _grouped_query(
+            graph, sees_all, *head, names.lengths, *rest, **attributes
         )
     if is_by_nodes:
         caches = present_keys, present_values
         output = _attended(graph, query, caches, names.positions, sinks, form, factor)
-    if exact is not None:
-        output = corrected(graph, output, weights[0], exact)
     if padded != head_size:
         output = resize_heads(graph, output, num_heads, padded, head_size)
     if form.gated:
         output = graph.node("Mul", output, graph.node("Sigmoid", gate))
-    if exact is not None:
-        return output, present_keys, present_values, exact.present
-    return output, present_keys, present_values
+    return output, present_keys, present_values, *unrounded
 
 
 def _bits_of(value: float) -> int:
@@ -254,7 +234,6 @@ def _grouped_query(
     graph: OnnxGraph,
     sees_all: str,
     *inputs: str,
-    outputs: int,
     **attributes: Any,
 ) -> tuple[str, ...]:
     """GroupQueryAttention. sees_all: bool, whether it is without a causal mask. Of one row, which
@@ -262,7 +241,7 @@ def _grouped_query(
 
     def node(of: OnnxGraph, **more: Any) -> tuple[str, ...]:
         return of.nodes(
-            "GroupQueryAttention", *inputs, outputs=outputs, domain=CONTRIB, **attributes, **more
+            "GroupQueryAttention", *inputs, outputs=3, domain=CONTRIB, **attributes, **more
         )
 
     if not sees_all:
@@ -271,7 +250,7 @@ def _grouped_query(
     return graph.nodes(
         "If",
         sees_all,
-        outputs=outputs,
+        outputs=3,
         then_branch=whole.body(*node(whole, causal=0)),
         else_branch=causal.body(*node(causal)),
     )
@@ -335,6 +314,9 @@ def _attended(
     return graph.node("Reshape", output, shape(0, 0, heads * size))
 
 
+_OPERATORS = {None: "Attention", 8: "CodeAttention", 4: "NibbleAttention"}
+"""Of kernels/native, by the bits of codes."""
+
 _FLOAT = 1
 """Data type of TensorProto."""
 
@@ -346,7 +328,6 @@ def _rounding(cache: CacheNames) -> dict[str, Any]:
     if cache.bits is None:
         return {}
     kinds: dict[str, Any] = dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_CHANNEL")
-    kinds |= {"qk_output": AFTER_SOFTMAX} if cache.remainders else {}
     return {**kinds, "kv_cache_bit_width": cache.bits}
 
 

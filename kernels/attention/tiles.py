@@ -7,7 +7,7 @@ held. See native/src/attention.h, whose sizes these are.
 from __future__ import annotations
 
 from edge.kernels.attention.reference import PackedAttention
-from edge.kernels.kv_cache.cache_size import cache_head_size
+from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_unrounded
 
 _LARGEST_HEAD = 512
 _PART_KEYS = 512
@@ -24,14 +24,14 @@ def attends_in_tiles(
 
     among_pictures: rows of a picture see each other.
     """
-    if among_pictures or kv_bits not in {None, 8}:
+    if among_pictures or kv_bits not in {None, 8, 4}:
         return False
     return form.head_size <= _LARGEST_HEAD
 
 
 def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_tokens: int) -> int:
-    """Floats of the operator's own memory in a step: turned queries, and results of parts of the
-    keys where few rows are divided over threads."""
+    """Floats of the operator's own memory in a step: turned queries, results of parts of the keys
+    where few rows are divided over threads, and unrounded keys and values of the step."""
     queries, size = rows * form.num_heads, cache_head_size(form.head_size, kv_bits)
     divided = min(queries, _ENOUGH_PARTS * _MOST_QUERIES)
     parts = -(-context_tokens // _PART_KEYS)
@@ -39,4 +39,6 @@ def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_t
         seen = form.window + _MOST_QUERIES - 1
         parts = min(parts, (seen + _PART_KEYS - 2) // _PART_KEYS + 1)
     values = queries * size + divided * parts * (2 + size)
+    if keeps_unrounded(kv_bits):
+        values += 2 * rows * form.num_kv_heads * size
     return values if values < _PAGE_FLOATS else -(-values // _PAGE_FLOATS) * _PAGE_FLOATS

@@ -1,4 +1,4 @@
-"""Sizes of the KV cache of the CPU kernels, and of the remainders of its codes."""
+"""Sizes of the KV cache of the CPU kernels, and of what is kept unrounded beside its codes."""
 
 import numpy as np
 
@@ -55,20 +55,14 @@ first token is. Simulated on a small model, the loss by rounding is 0.143 nats w
 values would cost`). With 64, it added 10.6 % to the loss of weights in int4; the aim is 10 %."""
 
 
-def keeps_remainders(bits: int | None) -> bool:
-    """Whether remainders of the first and the newest tokens are kept with the codes."""
+def keeps_unrounded(bits: int | None) -> bool:
+    """Whether the first and the newest tokens are kept unrounded beside the codes."""
     return bits == 4
 
 
-def remainder_shape(
-    num_kv_heads: int, head_size: int, *, has_soft_cap: bool
-) -> tuple[int, int, int]:
-    """Shape for one layer and request, float32: see kv_remainders."""
-    arrays = 3 if has_soft_cap else 2
-    return arrays * num_kv_heads, 1 + NEWEST_TOKENS, cache_head_size(head_size, 4)
+def unrounded_shape(num_kv_heads: int, head_size: int) -> tuple[int, int, int]:
+    """Shape for one layer and request, float32: keys, then values, over the scales of their codes.
 
-
-def remainder_row_values(num_heads: int, context_tokens: int, chunk_tokens: int) -> int:
-    """Floats alive at once for each row of a step in addition to the scores: the bias and the
-    weights over the whole context, and of the places some for each."""
-    return num_heads * (2 * context_tokens + 8 * (1 + NEWEST_TOKENS + chunk_tokens))
+    Token 0 is in row 0, and token t of the newest in row 1 + t mod NEWEST_TOKENS.
+    """
+    return 2 * num_kv_heads, 1 + NEWEST_TOKENS, cache_head_size(head_size, 4)

@@ -1,22 +1,25 @@
-"""Attention over KV caches of 8 and 4 bits computes what the formula of their codes says."""
+"""Attention over KV caches of 8 and 4 bits computes what the formula of their codes says: by ONNX
+Runtime's operator and by that of kernels/native."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 import pytest
+from edge_kernels import LIBRARY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edge.kernels.attention import onnx as attention_onnx
 from edge.kernels.attention.reference import PackedAttention, attention
+from edge.kernels.attention.unrounded_reference import attention as attention_to_unrounded
 from edge.kernels.kv_cache.cache_size import cache_head_size, cache_row
 from edge.kernels.kv_cache.channel_cache import choose_scales, dequantize, quantize
-from edge.kernels.kv_remainders.reference import attention as attention_to_remainders
-from edge.kernels.onnx_graph import OnnxGraph
+from edge.kernels.onnx_graph import CPU, OnnxGraph
 from edge.kernels.rope.reference import rope, rope_tables
 from tests.support.operator_face import normal
 
@@ -51,26 +54,26 @@ class Cached:
             np.ascontiguousarray(np.pad(each, widths, constant_values=1)[None, :, None])
             for each in self.scales
         ]
-        remainders = (SLOTS, (2 if soft_cap is None else 3) * kv_heads, 1 + newest, self.channels)
-        self.remainders = np.zeros(remainders, np.float32)
+        unrounded = SLOTS, 2 * kv_heads, 1 + newest, self.channels
+        self.unrounded = np.full(unrounded, 77, np.float32)
         self.rows: list[tuple[Array, Array]] = [
             (np.empty((0, kv_heads, size), np.float32),) * 2 for _ in range(SLOTS)
         ]
         self.session = self._open()
 
     def _open(self) -> ort.InferenceSession:
-        graph = OnnxGraph("cached")
+        is_own = self.bits == 4
+        graph = OnnxGraph("cached", replace(CPU, has_own_attention=is_own))
         row = ["batch", self.kv_heads, "context", self.caches.shape[-1]]
         scales = [1, self.kv_heads, 1, self.channels]
-        beside: list[int | str] = ["batch", *self.remainders.shape[1:]]
+        beside: list[int | str] = ["batch", *self.unrounded.shape[1:]]
         cache = attention_onnx.CacheNames(
             keys=graph.input("keys", self.caches.dtype, row),
             values=graph.input("values", self.caches.dtype, row),
             bits=self.bits,
             key_scales=graph.input("key_scales", np.float32, scales),
             value_scales=graph.input("value_scales", np.float32, scales),
-            remainders=graph.input("remainders", np.float32, beside) if self.newest else "",
-            newest=self.newest,
+            unrounded=graph.input("unrounded", np.float32, beside) if self.newest else "",
         )
         form = PackedAttention(
             num_heads=self.heads,
@@ -80,13 +83,14 @@ class Cached:
             window=self.window,
             soft_cap=self.soft_cap,
         )
-        places = self.newest or attention_onnx.needs_positions(form, graph.provider)
+        places = attention_onnx.needs_positions(form, graph.provider)
         names = attention_onnx.AttentionNames(
             cos=graph.input("cos", np.float32, ["context", self.size // 2]),
             sin=graph.input("sin", np.float32, ["context", self.size // 2]),
             positions=graph.input("positions", np.int64, ["batch", "tokens"]) if places else "",
             lengths=graph.input("lengths", np.int32, ["batch"]),
             total=graph.input("total", np.int32, []),
+            counts=graph.input("counts", np.int32, ["batch"]) if is_own else "",
         )
         width = (self.heads + 2 * self.kv_heads) * self.size
         output, *present = attention_onnx.attention(
@@ -101,10 +105,11 @@ class Cached:
         for value, name in zip(present[:2], ("new_keys", "new_values"), strict=True):
             graph.output(value, name, self.caches.dtype, row)
         if self.newest:
-            graph.output(present[2], "new_remainders", np.float32, beside)
+            graph.output(present[2], "new_unrounded", np.float32, beside)
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
+        options.register_custom_ops_library(str(LIBRARY))
         self.input_names = graph.input_names
         return ort.InferenceSession(graph.build(), options, providers=["CPUExecutionProvider"])
 
@@ -115,14 +120,14 @@ class Cached:
         starts = [len(self.rows[slot][0]) for slot in slots]
         ends = np.asarray([start + tokens for start in starts])
         keys, values = self.caches[:, first : first + batch]
-        remainders = self.remainders[first : first + batch]
+        unrounded = self.unrounded[first : first + batch]
         output = np.zeros((batch, tokens, self.heads * self.size), np.float32)
         arrays: dict[str, Any] = {
             "qkv": qkv, "keys": keys, "values": values,
             "key_scales": self.bound_scales[0], "value_scales": self.bound_scales[1],
             "cos": self.cos, "sin": self.sin, "lengths": (ends - 1).astype(np.int32),
             "total": np.asarray(ends.max(), np.int32),
-            "remainders": remainders,
+            "unrounded": unrounded, "counts": np.full(batch, tokens, np.int32),
             "positions": np.asarray([np.arange(start, start + tokens) for start in starts]),
         }  # fmt: skip
         binding = self.session.io_binding()
@@ -130,7 +135,7 @@ class Cached:
             array = arrays[name]
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         outputs = [("output", output), ("new_keys", keys), ("new_values", values)]
-        outputs += [("new_remainders", remainders)] if self.newest else []
+        outputs += [("new_unrounded", unrounded)] if self.newest else []
         for name, array in outputs:
             binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         self.session.run_with_iobinding(binding)
@@ -160,7 +165,7 @@ class Cached:
             held.append(dequantize(written, scales, bits=self.bits))
         turned = rope(query, cos, sin)
         if self.newest:
-            expected = attention_to_remainders(
+            expected = attention_to_unrounded(
                 turned, (known[0], known[1]), (held[0], held[1]), position=start,
                 newest=self.newest, window=self.window, soft_cap=self.soft_cap, sinks=self.sinks,
             )  # fmt: skip

@@ -188,7 +188,7 @@ def test_peers_keep_a_quarter_and_an_eighth(
         arrays = cache.bound(0, limits.requests)
         held = {name: array.nbytes for name, array in arrays.items() if name.startswith("past_")}
         cache.pool.close()
-        beside = sum(size for name, size in held.items() if name.startswith("past_remainders_"))
+        beside = sum(size for name, size in held.items() if name.startswith("past_unrounded_"))
         kept = kv_dtype if cache is codes else "float32"
         assert beside == limits.requests * state_bytes(layout, kept)
         return sum(held.values()) - beside

@@ -82,7 +82,7 @@ IN_PARTS = shown_in_parts("property/test_speculation.py")
     scope="module",
 )
 def shards(request: pytest.FixtureRequest) -> Iterator[tuple[Shards, ScriptedDrafter]]:
-    """With states: of keys and values in 4 bits, which have remainders."""
+    """With states: of keys and values in 4 bits, beside which some tokens are kept unrounded."""
     name, _, states = request.param.partition(", ")
     drafter = ScriptedDrafter()
     limits = replace(LIMITS, requests=1 + MOST_DRAFTED, context_tokens=64, cached_tokens=400)

@@ -535,7 +535,7 @@ def a_request_longer_than_memory_is_computed_alone(kind: Kind) -> None:
     assert is_close(*found)
 
 
-def what_codes_lack_goes_with_its_request(kind: Kind) -> None:
+def what_is_unrounded_goes_with_its_request(kind: Kind) -> None:
     """To a tier and back, into another slot, beside others; and a slot begins without any."""
     limits, tier = replace(LIMITS, cached_tokens=40), MemoryKVTier(1 << 22)
     if not kind.kept("int4"):
@@ -639,7 +639,7 @@ CHECKS: dict[str, Callable[[Kind], None]] = {
         rows_are_taken_by_a_program_like_the_one_that_gave_them,
         layers_that_come_from_disk_change_no_bit,
         a_request_longer_than_memory_is_computed_alone,
-        what_codes_lack_goes_with_its_request,
+        what_is_unrounded_goes_with_its_request,
         calibration_leaves_nothing_behind,
         a_program_that_is_reset_is_like_a_new_one,
         an_interrupted_program_is_like_a_new_one_once_it_is_reset,

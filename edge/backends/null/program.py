@@ -16,7 +16,7 @@ from edge.backends.kv_swap import CacheMoves
 from edge.backends.null.made_up import attention_words, logits, token_bits, word_bits
 from edge.backends.overlap import parts_of
 from edge.errors import RequestError
-from edge.kernels.kv_cache.cache_size import keeps_remainders
+from edge.kernels.kv_cache.cache_size import keeps_unrounded
 from edge.memory.step_memory import most_rows
 from edge.memory.windows import room_token_bytes
 from edge.models.pictures import PICTURE_IDS
@@ -51,7 +51,7 @@ class Counts:
 
 class NullProgram(HostKvStorage):
     """See StageProgram. Its keys and values are the ids of their tokens. Where keys and values have
-    remainders, which are states, it keeps a number that follows from all tokens so far."""
+    unrounded tokens, which are states, it keeps a number that follows from all tokens so far."""
 
     device_sums = None
 
@@ -73,7 +73,7 @@ class NullProgram(HostKvStorage):
         self._layout = layout
         self._limits = limits
         bits = kv_bits(kv_dtype)
-        self._has_states = keeps_remainders(bits)
+        self._has_states = keeps_unrounded(bits)
         beside = ((1,),) if self._has_states else ()
         self._cache = HostCache(layout, limits, bits=bits, beside=beside)
         cache = self._cache

@@ -13,11 +13,10 @@ from edge.backends.onnx.segments import rotation_names
 from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention, takes_counts
 from edge.kernels.attention.onnx import needs_positions as attention_needs_positions
 from edge.kernels.kv_cache.cache_size import (
-    NEWEST_TOKENS,
     cache_head_size,
     cache_row,
-    keeps_remainders,
-    remainder_shape,
+    keeps_unrounded,
+    unrounded_shape,
 )
 from edge.models.attention import Attention
 
@@ -53,8 +52,7 @@ def lower_attention(
                 build,
                 part,
                 entry,
-                needs_positions=bool(cache.remainders)
-                or (part.sees_pictures and part.window is not None),
+                needs_positions=part.sees_pictures and part.window is not None,
             ),
             part.packed(build.spec.norm_epsilon),
             query_norm=build.vector(f"{p}query_norm"),
@@ -64,8 +62,8 @@ def lower_attention(
         dtype, shape = _cache_rows(build, part, entry)
         for value, name in zip(present, ("key", "value"), strict=False):
             build.output(value, entry.named(f"present_{name}_{layer}"), dtype, shape)
-        if cache.remainders:
-            build.output(present[2], f"present_remainders_{layer}", np.float32, _remainders(part))
+        if cache.unrounded:
+            build.output(present[2], f"present_unrounded_{layer}", np.float32, _unrounded(part))
         return output
 
     output = build.by_entry(of_entry, qkv)
@@ -115,28 +113,23 @@ def _cache(build: SegmentBuilder, layer: int, part: Attention, entry: Entry) -> 
     if bits is None:
         return CacheNames(keys=keys, values=values, is_windowed=is_windowed, kept=part.kept_tokens)
     scales: list[int | str] = [1, part.num_kv_heads, 1, cache_head_size(part.head_size, bits)]
-    remainders = ""
-    if keeps_remainders(bits) and layer in build.layout.caches:
-        remainders = build.input(f"past_remainders_{layer}", np.float32, _remainders(part))
+    unrounded = ""
+    if keeps_unrounded(bits) and layer in build.layout.caches:
+        unrounded = build.input(f"past_unrounded_{layer}", np.float32, _unrounded(part))
     return CacheNames(
         keys=keys,
         values=values,
         bits=bits,
         key_scales=build.input(f"key_scales_{layer}", np.float32, scales),
         value_scales=build.input(f"value_scales_{layer}", np.float32, scales),
-        remainders=remainders,
-        newest=NEWEST_TOKENS,
+        unrounded=unrounded,
         is_windowed=is_windowed,
         kept=part.kept_tokens,
     )
 
 
-def _remainders(part: Attention) -> list[int | str]:
-    has_soft_cap = part.soft_cap is not None
-    return [
-        "batch",
-        *remainder_shape(part.num_kv_heads, part.head_size, has_soft_cap=has_soft_cap),
-    ]
+def _unrounded(part: Attention) -> list[int | str]:
+    return ["batch", *unrounded_shape(part.num_kv_heads, part.head_size)]
 
 
 def _cache_rows(

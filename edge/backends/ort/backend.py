@@ -36,6 +36,7 @@ from edge.kernels.onnx_graph import CPU, ExternalTensor, Provider
 from edge.memory.step_memory import keeps_windows, load_bytes
 from edge.models.spec import (
     FILE_BLOCKS,
+    NIBBLE_KV,
     TILED_ATTENTION,
     WEIGHTS_ON_DISK,
     WINDOWED_KV,
@@ -76,7 +77,7 @@ class OrtBackend:
         (
             *(() if can_put_memory_over_mappings() else (WEIGHTS_ON_DISK,)),
             *(() if has_windowed_caches() else (WINDOWED_KV,)),
-            *(() if block_kernels.library() else (FILE_BLOCKS, TILED_ATTENTION)),
+            *(() if block_kernels.library() else (FILE_BLOCKS, TILED_ATTENTION, NIBBLE_KV)),
         )
     )
     is_stand_in = False
@@ -133,6 +134,11 @@ class OrtBackend:
                 "this onnxruntime keeps the keys and values of all tokens in layers with a sliding "
                 "window",
                 remedy="install onnxruntime 1.31 or newer on this device",
+            )
+        if kv_dtype == "int4" and NIBBLE_KV in self.lacks:
+            raise RequestError(
+                "this device has no kernels for keys and values in 4 bits, and int4 was asked for",
+                remedy="install edge-inference[fast] on it, or ask for int8",
             )
         _prepare_process(self._threads)
         arrays = ShardArrays(layout, weights, weight_format)

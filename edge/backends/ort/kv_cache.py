@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.backends.host_cache import HostCache
-from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_remainders, remainder_shape
+from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_unrounded, unrounded_shape
 from edge.kernels.kv_cache.channel_cache import choose_scales
 from edge.kernels.rope.reference import rope
 from edge.models.rotary import Rotary
@@ -44,16 +44,14 @@ class OrtCache(HostCache):
         scales: Sequence[LayerScales] = (),
     ) -> None:
         """bits: of a code, with the scales of every layer; None for float32."""
-        self._remainders = tuple(layout.caches if keeps_remainders(bits) else ())
+        self._unrounded = tuple(layout.caches if keeps_unrounded(bits) else ())
         super().__init__(
             layout,
             limits,
             bits=bits,
             beside=[
-                remainder_shape(
-                    each.num_kv_heads, each.head_size, has_soft_cap=each.soft_cap is not None
-                )
-                for each in map(layout.caches.__getitem__, self._remainders)
+                unrounded_shape(each.num_kv_heads, each.head_size)
+                for each in map(layout.caches.__getitem__, self._unrounded)
             ],
         )
         self._layout = layout
@@ -68,8 +66,9 @@ class OrtCache(HostCache):
 
     @property
     def digest(self) -> str:
-        """A digest of the scales; equal for all float32 caches."""
-        digest = hashlib.sha256()
+        """A digest of the scales, and of how the newest tokens lie beside codes; equal for all
+        float32 caches."""
+        digest = hashlib.sha256(b"unrounded by place" if self._unrounded else b"")
         for each in self._scales:
             digest.update(each.keys.tobytes() + each.values.tobytes())
         return digest.hexdigest()
@@ -92,7 +91,7 @@ class OrtCache(HostCache):
         # Inputs are `past_…_N`, outputs `present_…_N`, in the order of `state_shapes`.
         states = self._layout.states.items()
         names = [(layer, name) for layer, part in states for name in part.state_names]
-        names += [(layer, "remainders") for layer in self._remainders]
+        names += [(layer, "unrounded") for layer in self._unrounded]
         for (layer, name), state in zip(names, self.pool.states(slot, batch), strict=True):
             # One buffer for both, because the kernels read the past before they write.
             arrays[f"past_{name}_{layer}"] = arrays[f"present_{name}_{layer}"] = state

@@ -24,7 +24,6 @@ from edge.backends.ort.bindings import Bindings
 from edge.backends.ort.expert_runs import ExpertRuns
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.open_graphs import NO_GRAPHS, OpenGraphs
-from edge.kernels.kv_cache.cache_size import keeps_remainders
 from edge.kernels.latent_attention.onnx import rows_agree
 from edge.kernels.matmul_blocks.reference import OPERATOR_VERSION
 from edge.kernels.onnx_graph import Provider
@@ -65,9 +64,7 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
             spec, layout, kv_dtype=kv_dtype, has_tiles=provider.has_own_attention
         )
         self._kv_bits = kv_bits(kv_dtype)
-        # The order of sums over remainders depends on the division into steps.
-        self.rows_agree = self_check.of_chunks and not keeps_remainders(self._kv_bits)
-        self.rows_agree &= all(
+        self.rows_agree = self_check.of_chunks and all(
             rows_agree(each.latent_form, limits.context_tokens, threads=threads)
             for each in layout.attentions.values()
             if each.latent is not None

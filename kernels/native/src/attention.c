@@ -25,6 +25,14 @@ INLINE F8 load_codes(const int8_t *at) {
   const __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)at);
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
 }
+INLINE F8 load_nibbles(const uint8_t *at) {
+  int32_t bytes;
+  memcpy(&bytes, at, sizeof bytes);
+  const __m256i places = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+  const __m256i codes = _mm256_and_si256(_mm256_srlv_epi32(_mm256_set1_epi32(bytes), places),
+                                         _mm256_set1_epi32(15));
+  return _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)));
+}
 INLINE void store(float *at, F8 x) { _mm256_storeu_ps(at, x); }
 INLINE F8 add_product(F8 sum, F8 a, F8 b) { return _mm256_fmadd_ps(a, b, sum); }
 /* The sums of eight vectors, each of neighbours, of these, and of these. */
@@ -46,6 +54,15 @@ INLINE F8 all(float value) { return (F8){vdupq_n_f32(value), vdupq_n_f32(value)}
 INLINE F8 load(const float *at) { return (F8){vld1q_f32(at), vld1q_f32(at + 4)}; }
 INLINE F8 load_codes(const int8_t *at) {
   const int16x8_t wide = vmovl_s8(vld1_s8(at));
+  return (F8){vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))),
+              vcvtq_f32_s32(vmovl_s16(vget_high_s16(wide)))};
+}
+INLINE F8 load_nibbles(const uint8_t *at) {
+  uint32_t four;
+  memcpy(&four, at, sizeof four);
+  const uint8x8_t bytes = vcreate_u8(four), low = vand_u8(bytes, vdup_n_u8(15));
+  const uint8x8_t codes = vzip1_u8(low, vshr_n_u8(bytes, 4));
+  const int16x8_t wide = vsubq_s16(vreinterpretq_s16_u16(vmovl_u8(codes)), vdupq_n_s16(8));
   return (F8){vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))),
               vcvtq_f32_s32(vmovl_s16(vget_high_s16(wide)))};
 }
@@ -77,6 +94,7 @@ typedef struct {
 INLINE F8 all(float value) { EACH(value); }
 INLINE F8 load(const float *at) { EACH(at[i]); }
 INLINE F8 load_codes(const int8_t *at) { EACH(at[i]); }
+INLINE F8 load_nibbles(const uint8_t *at) { EACH((float)((at[i / 2] >> (i % 2 * 4) & 15) - 8)); }
 INLINE void store(float *at, F8 x) { memcpy(at, x.of, sizeof x.of); }
 INLINE F8 add_product(F8 sum, F8 a, F8 b) { EACH(fmaf(a.of[i], b.of[i], sum.of[i])); }
 INLINE float total_of(const float *x) {
@@ -88,8 +106,10 @@ INLINE void store_sums(float *at, const F8 x[4]) {
 }
 #endif
 
-INLINE F8 floats(const void *memory, size_t at, int has_codes) {
-  return has_codes ? load_codes((const int8_t *)memory + at) : load((const float *)memory + at);
+INLINE F8 floats(const void *memory, size_t at, int bits) {
+  if (bits == 4) return load_nibbles((const uint8_t *)memory + at / 2);
+  if (bits == 8) return load_codes((const int8_t *)memory + at);
+  return load((const float *)memory + at);
 }
 
 INLINE float sum(F8 x) {
@@ -121,8 +141,8 @@ INLINE void ask(Asking asking, const char *memory) {
 
 /* Scores of `count` keys; those up to a multiple of eight are undefined. */
 INLINE void score(const float *query, const void *keys, size_t size, size_t count, float *scores,
-                  Asking asking, int has_codes) {
-  const size_t row = size * (has_codes ? 1 : sizeof(float));
+                  Asking asking, int bits) {
+  const size_t row = size * (size_t)bits / 8;
   size_t key = 0;
   for (; key + 8 <= count; key += 8) {
     F8 x[8] = {all(0), all(0), all(0), all(0), all(0), all(0), all(0), all(0)};
@@ -130,12 +150,12 @@ INLINE void score(const float *query, const void *keys, size_t size, size_t coun
     if (asking.is_first) { /* in the order of memory, which is what takes time */
       for (size_t i = 0; i < 8; i++)
         for (size_t at = 0; at < size; at += LANES)
-          x[i] = add_product(x[i], load(query + at), floats(keys, (key + i) * size + at, has_codes));
+          x[i] = add_product(x[i], load(query + at), floats(keys, (key + i) * size + at, bits));
     } else {
       for (size_t at = 0; at < size; at += LANES) {
         const F8 q = load(query + at);
         for (size_t i = 0; i < 8; i++)
-          x[i] = add_product(x[i], q, floats(keys, (key + i) * size + at, has_codes));
+          x[i] = add_product(x[i], q, floats(keys, (key + i) * size + at, bits));
       }
     }
     store(scores + key, sums(x));
@@ -143,29 +163,29 @@ INLINE void score(const float *query, const void *keys, size_t size, size_t coun
   for (; key < count; key++) {
     F8 x = all(0);
     for (size_t at = 0; at < size; at += LANES)
-      x = add_product(x, load(query + at), floats(keys, key * size + at, has_codes));
+      x = add_product(x, load(query + at), floats(keys, key * size + at, bits));
     scores[key] = sum(x);
   }
 }
 
 /* Adds values, each times its weight. */
 INLINE void add_vectors(const float *weights, const void *values, size_t size, size_t count,
-                        float *total, size_t at, size_t vectors, Asking asking, int has_codes) {
-  const size_t row = size * (has_codes ? 1 : sizeof(float));
+                        float *total, size_t at, size_t vectors, Asking asking, int bits) {
+  const size_t row = size * (size_t)bits / 8;
   F8 x[8];
   for (size_t i = 0; i < vectors; i++) x[i] = load(total + at + i * LANES);
   for (size_t key = 0; key < count; key++) {
     const F8 weight = all(weights[key]);
     if (!at && key % 8 == 0) ask(asking, (const char *)values + key * row);
     for (size_t i = 0; i < vectors; i++)
-      x[i] = add_product(x[i], weight, floats(values, key * size + at + i * LANES, has_codes));
+      x[i] = add_product(x[i], weight, floats(values, key * size + at + i * LANES, bits));
   }
   for (size_t i = 0; i < vectors; i++) store(total + at + i * LANES, x[i]);
 }
 
 INLINE void add(const float *weights, const void *values, size_t size, size_t count, float *total,
-                Asking asking, int has_codes) {
-  const size_t row = size * (has_codes ? 1 : sizeof(float));
+                Asking asking, int bits) {
+  const size_t row = size * (size_t)bits / 8;
   /* The first head goes in the order of memory. */
   const size_t strip = !asking.is_first ? count : asking.bytes ? 8 : 2;
   for (size_t key = 0; key < count; key += strip) {
@@ -173,11 +193,11 @@ INLINE void add(const float *weights, const void *values, size_t size, size_t co
     const size_t rows = count - key < strip ? count - key : strip;
     size_t at = 0;
     for (; at + 8 * LANES <= size; at += 8 * LANES)
-      add_vectors(weights + key, some, size, rows, total, at, 8, asking, has_codes);
+      add_vectors(weights + key, some, size, rows, total, at, 8, asking, bits);
     for (; at + 4 * LANES <= size; at += 4 * LANES)
-      add_vectors(weights + key, some, size, rows, total, at, 4, asking, has_codes);
+      add_vectors(weights + key, some, size, rows, total, at, 4, asking, bits);
     for (; at < size; at += LANES)
-      add_vectors(weights + key, some, size, rows, total, at, 1, asking, has_codes);
+      add_vectors(weights + key, some, size, rows, total, at, 1, asking, bits);
   }
 }
 
@@ -373,6 +393,48 @@ static Keys keys_of(const Block *block, size_t query, size_t part) {
   return (Keys){first > begin ? first : begin, least(seen(block, query), begin + PART_KEYS)};
 }
 
+/* Those of them that it sees unrounded, but for key 0. */
+static Keys newest_of(const Block *block, size_t query, Keys keys) {
+  const size_t newest = block->work->unrounded ? block->work->newest : 0, end = seen(block, query);
+  const size_t first = end > newest ? end - newest : 0;
+  return (Keys){least(most(first, keys.first), keys.end), keys.end};
+}
+
+/* Whether these begin with key 0, which is not among the newest: it is seen unrounded, too. */
+static int has_oldest(const Block *block, size_t query, Keys keys) {
+  const Attending *work = block->work;
+  return work->unrounded && !keys.first && keys.end && seen(block, query) > work->newest;
+}
+
+/* Unrounded keys or values (of = 0, 1) from this one on, of which `count` lie one behind the other. */
+static const float *unrounded_of(const Block *block, size_t of, Keys keys, size_t *count) {
+  const Attending *work = block->work;
+  const size_t kv_heads = work->form->kv_heads, size = work->form->size, newest = work->newest;
+  const size_t rows = rows_of(work, block->request), start = work->starts[block->request];
+  const size_t past = (size_t)work->last[block->request] + 1 - rows;
+  const float *kept = work->unrounded;
+  kept += ((block->request * 2 + of) * kv_heads + block->kv) * (1 + newest) * size;
+  if (keys.first < past) {
+    const size_t row = keys.first % newest;
+    *count = least(least(keys.end, past) - keys.first, newest - row);
+    return kept + (1 + row) * size;
+  }
+  *count = keys.end - keys.first;
+  return work->fresh +
+         ((of * work->rows + start) * kv_heads + block->kv * rows + keys.first - past) * size;
+}
+
+/* Key 0 or its value, if `has_oldest`. */
+static const float *oldest_of(const Block *block, size_t of) {
+  const Attending *work = block->work;
+  const size_t kv_heads = work->form->kv_heads, size = work->form->size;
+  size_t count;
+  if ((size_t)work->last[block->request] + 1 == rows_of(work, block->request))
+    return unrounded_of(block, of, (Keys){0, 1}, &count);
+  return work->unrounded +
+         ((block->request * 2 + of) * kv_heads + block->kv) * (1 + work->newest) * size;
+}
+
 static size_t first_part(const Block *block) { return begin_of(block, 0) / PART_KEYS; }
 
 static const float *queries_of(const Block *block) {
@@ -381,9 +443,9 @@ static const float *queries_of(const Block *block) {
 }
 
 /* Floats of a cache, or its codes as floats. */
-INLINE const float *as_floats(const char *memory, size_t count, float *room, int has_codes) {
-  if (!has_codes) return (const float *)(const void *)memory;
-  for (size_t i = 0; i < count; i += LANES) store(room + i, load_codes((const int8_t *)memory + i));
+INLINE const float *as_floats(const char *memory, size_t count, float *room, int bits) {
+  if (bits == 32) return (const float *)(const void *)memory;
+  for (size_t i = 0; i < count; i += LANES) store(room + i, floats(memory, i, bits));
   return room;
 }
 
@@ -408,6 +470,49 @@ INLINE void add_queries(const float *weights, size_t count, const float *values,
     add_some(weights, values, size, 1, some, totals, asking, memory);
 }
 
+/* Scores of the keys that a query sees unrounded, in place of those of their codes. */
+static void score_unrounded(const Block *block, size_t query, Keys keys, float *scores) {
+  const size_t size = block->work->form->size;
+  const float *own = queries_of(block) + query * size;
+  const Asking none = {0};
+  if (has_oldest(block, query, keys))
+    score_some(own, oldest_of(block, 0), size, 1, 1, scores, none, NULL);
+  Keys left = newest_of(block, query, keys);
+  for (size_t count; left.first < left.end; left.first += count) {
+    const float *rows = unrounded_of(block, 0, left, &count);
+    score_some(own, rows, size, 1, count, scores + left.first - keys.first, none, NULL);
+  }
+}
+
+/* Makes weights of a query's scores of these keys, with what it found at first: their largest score,
+ * their sum, and the value of key 0, if that is unrounded. */
+static __attribute__((noinline)) void weigh_keys(const Block *block, size_t query, Keys keys,
+                                                 float *scores, float *found) {
+  const Attending *work = block->work;
+  if (work->unrounded) score_unrounded(block, query, keys, scores);
+  if (work->form->cap != 0) soften(scores, keys.end - keys.first, work->form->cap);
+  weigh(scores, keys.end - keys.first, found);
+  if (has_oldest(block, query, keys))
+    add_some(scores, oldest_of(block, 1), work->form->size, 1, 1, found + 2, (Asking){0}, NULL);
+}
+
+/* Adds the values that it sees unrounded, but for that of key 0. */
+static __attribute__((noinline)) void add_newest(const Block *block, size_t query, Keys keys,
+                                                 const float *weights, float *total) {
+  Keys left = newest_of(block, query, keys);
+  for (size_t count; left.first < left.end; left.first += count) {
+    const float *rows = unrounded_of(block, 1, left, &count);
+    add_some(weights + left.first - keys.first, rows, block->work->form->size, 1, count, total,
+             (Asking){0}, NULL);
+  }
+}
+
+/* The keys that a query sees as they are in the cache. */
+static Keys cached_of(const Block *block, size_t query, Keys keys) {
+  const size_t first = keys.first + (size_t)has_oldest(block, query, keys);
+  return (Keys){first, most(first, newest_of(block, query, keys).first)};
+}
+
 /* Adds some values for one query; the first here is the key with the number `begin`. */
 static __attribute__((noinline)) void add_row(const float *weights, const float *values, size_t size,
                                               size_t begin, Keys keys, float *total, Asking asking,
@@ -419,18 +524,19 @@ static __attribute__((noinline)) void add_row(const float *weights, const float 
 
 /* Several rows. keys, values: from the first that a row of them sees of the part to the last. */
 INLINE void attend_rows(const Block *block, const char *keys, const char *values, size_t part,
-                        Keys all, float *found, int has_codes) {
+                        Keys all, float *found, int bits) {
   const Attending *work = block->work;
-  const size_t size = work->form->size, row = size * (has_codes ? 1 : sizeof(float));
+  const size_t size = work->form->size, row = size * (size_t)bits / 8;
   const size_t tile = TILE_BYTES / (size * sizeof(float)) / 8 * 8 + 8, own = found_size(work);
-  const size_t groups = (block->count + 2) / 3, count = all.end - all.first;
+  const size_t groups = (block->count + 2) / 3, last = block->count - 1;
+  const size_t count = cached_of(block, last, keys_of(block, last, part)).end - all.first;
   const float *queries = queries_of(block);
   float scores[MOST_QUERIES][ROW_SCORES], room[TILE_BYTES / sizeof(float) + 8 * MOST_SIZE];
-  Keys sees[MOST_QUERIES]; /* counted from the first of all */
+  Keys sees[MOST_QUERIES]; /* of those in the cache, counted from the first of all */
   for (size_t key = 0; key < count; key += tile) {
     const size_t some = least(count - key, tile);
     const char *memory = keys + key * row;
-    const float *of = as_floats(memory, some * size, room, has_codes);
+    const float *of = as_floats(memory, some * size, room, bits);
     for (size_t i = 0; i < block->count; i += 3)
       score_queries(queries + i * size, least(block->count - i, 3), of, size, some, scores[i] + key,
                     asking_of(i / 3, groups, tile, row, 0), memory);
@@ -440,15 +546,15 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
     memset(found + i * own, 0, own * sizeof *found);
     sees[i] = (Keys){0, 0};
     if (of_row.end <= of_row.first) continue;
-    sees[i] = (Keys){of_row.first - all.first, of_row.end - all.first};
-    if (work->form->cap != 0)
-      soften(scores[i] + sees[i].first, sees[i].end - sees[i].first, work->form->cap);
-    weigh(scores[i] + sees[i].first, sees[i].end - sees[i].first, found + i * own);
+    const Keys cached = cached_of(block, i, of_row);
+    sees[i] = (Keys){cached.first - all.first, cached.end - all.first};
+    float *of = scores[i] + of_row.first - all.first;
+    weigh_keys(block, i, of_row, of, found + i * own);
   }
   for (size_t key = 0; key < count; key += tile) {
     const size_t end = key + least(count - key, tile);
     const char *memory = values + key * row;
-    const float *of = as_floats(memory, (end - key) * size, room, has_codes);
+    const float *of = as_floats(memory, (end - key) * size, room, bits);
     for (size_t i = 0; i < block->count; i += 3) {
       const Asking asking = asking_of(i / 3, groups, tile, row, 0);
       const size_t rows = least(block->count - i, 3);
@@ -470,30 +576,39 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
                 found + j * own + 2, asking, memory);
     }
   }
+  for (size_t i = 0; work->unrounded && i < block->count; i++) {
+    const Keys of_row = keys_of(block, i, part);
+    if (of_row.first < of_row.end)
+      add_newest(block, i, of_row, scores[i] + of_row.first - all.first, found + i * own + 2);
+  }
 }
 
 /* One row: it takes as long as memory. */
-INLINE void attend_row(const Block *block, const char *keys, const char *values, size_t count,
-                       float *found, int has_codes) {
+INLINE void attend_row(const Block *block, const char *keys, const char *values, Keys all,
+                       float *found, int bits) {
   const Attending *work = block->work;
-  const int is_stream = block->count == 1 && !has_codes; /* which processors read ahead themselves */
-  const size_t size = work->form->size, row = size * (has_codes ? 1 : sizeof(float));
+  const int is_stream = block->count == 1 && bits == 32; /* which processors read ahead themselves */
+  const size_t size = work->form->size, row = size * (size_t)bits / 8;
   const size_t tile = TILE_BYTES / row / 8 * 8 + 8, own = found_size(work);
+  const Keys cached = cached_of(block, 0, all);
+  const size_t from = cached.first - all.first, count = cached.end - cached.first;
   const float *queries = queries_of(block);
   float scores[MOST_QUERIES][ROW_SCORES];
+  keys += from * row, values += from * row;
   for (size_t key = 0; key < count; key += tile)
     for (size_t head = 0; head < block->count; head++)
       score(queries + head * size, keys + key * row, size, least(count - key, tile),
-            scores[head] + key, asking_of(head, block->count, tile, row, is_stream), has_codes);
+            scores[head] + from + key, asking_of(head, block->count, tile, row, is_stream), bits);
   for (size_t head = 0; head < block->count; head++) {
-    if (work->form->cap != 0) soften(scores[head], count, work->form->cap);
-    weigh(scores[head], count, found + head * own);
-    memset(found + head * own + 2, 0, size * sizeof *found);
+    memset(found + head * own, 0, own * sizeof *found);
+    weigh_keys(block, head, all, scores[head], found + head * own);
   }
   for (size_t key = 0; key < count; key += tile)
     for (size_t head = 0; head < block->count; head++)
-      add(scores[head] + key, values + key * row, size, least(count - key, tile),
-          found + head * own + 2, asking_of(head, block->count, tile, row, is_stream), has_codes);
+      add(scores[head] + from + key, values + key * row, size, least(count - key, tile),
+          found + head * own + 2, asking_of(head, block->count, tile, row, is_stream), bits);
+  for (size_t head = 0; work->unrounded && head < block->count; head++)
+    add_newest(block, head, all, scores[head], found + head * own + 2);
 }
 
 /* Adds what a query found in a part to what it found in those before. */
@@ -523,29 +638,32 @@ static void end_fold(const Block *block, size_t query, const float *total) {
   output += (row * form->heads + kv * sharing(work) + number % sharing(work)) * size;
   for (size_t i = 0; i < size; i++) {
     output[i] = total[2 + i] / total[1];
-    if (form->has_codes) output[i] *= work->value_scales[kv * size + i];
+    if (form->bits != 32) output[i] *= work->value_scales[kv * size + i];
   }
 }
 
-INLINE void attend_to(const Block *block, size_t part, float *found, int has_codes) {
+INLINE void attend_to(const Block *block, size_t part, float *found, int bits) {
   const Attending *work = block->work;
-  const size_t row = work->form->size * (has_codes ? 1 : sizeof(float));
+  const size_t row = work->form->size * (size_t)bits / 8;
   const size_t cache = block->request * work->form->kv_heads + block->kv;
   const Keys all = {keys_of(block, 0, part).first, keys_of(block, block->count - 1, part).end};
   const size_t begin = (cache * work->context + all.first - work->bases[block->request]) * row;
   const char *keys = (const char *)work->keys + begin, *values = (const char *)work->values + begin;
   if (rows_of(work, block->request) == 1)
-    attend_row(block, keys, values, all.end - all.first, found, has_codes);
+    attend_row(block, keys, values, all, found, bits);
   else
-    attend_rows(block, keys, values, part, all, found, has_codes);
+    attend_rows(block, keys, values, part, all, found, bits);
 }
 
 /* Apart, so that the scores of two callers do not share a frame: threads may have small stacks. */
 static __attribute__((noinline)) void attend_part(const Block *block, size_t part, float *found) {
-  if (block->work->form->has_codes)
-    attend_to(block, part, found, 1);
+  const int bits = block->work->form->bits;
+  if (bits == 4)
+    attend_to(block, part, found, 4);
+  else if (bits == 8)
+    attend_to(block, part, found, 8);
   else
-    attend_to(block, part, found, 0);
+    attend_to(block, part, found, 32);
 }
 
 /* How many parts the block's keys are in, from `first_part`. */
@@ -607,9 +725,20 @@ static void turn(const Form *form, float *head, const float *cos, const float *s
 }
 
 /* As the operator of ONNX Runtime rounds: by the inverse, half to even. What is no number is -128. */
-static int8_t code(float x, float scale) {
+static int8_t code(float x, float scale, int least, int most) {
   const float inverse = 1.0f / scale, found = nearbyintf(x * inverse);
-  return (int8_t)(found > 127 ? 127 : found > -128 ? found : -128);
+  return (int8_t)(found > most ? most : found > least ? found : least);
+}
+
+static void append_codes(const Form *form, void *to, size_t at, const float *x, const float *scales) {
+  if (form->bits == 8) {
+    for (size_t i = 0; i < form->size; i++) ((int8_t *)to)[at + i] = code(x[i], scales[i], -128, 127);
+    return;
+  }
+  for (size_t i = 0; i < form->size; i += 2) {
+    const int low = code(x[i], scales[i], -8, 7) + 8, high = code(x[i + 1], scales[i + 1], -8, 7) + 8;
+    ((uint8_t *)to)[(at + i) / 2] = (uint8_t)(low | high << 4);
+  }
 }
 
 static void append(const Attending *work, size_t request, size_t kv, size_t position,
@@ -617,14 +746,26 @@ static void append(const Attending *work, size_t request, size_t kv, size_t posi
   const size_t size = work->form->size;
   const size_t cache = (request * work->form->kv_heads + kv) * work->context;
   const size_t at = (cache + position - work->bases[request]) * size;
-  if (!work->form->has_codes) {
+  if (work->form->bits == 32) {
     memcpy((float *)work->keys + at, key, size * sizeof *key);
     memcpy((float *)work->values + at, value, size * sizeof *value);
     return;
   }
+  append_codes(work->form, work->keys, at, key, work->key_scales + kv * size);
+  append_codes(work->form, work->values, at, value, work->value_scales + kv * size);
+}
+
+/* Of this row's request, key head and row: a key, and its value, over their scales. */
+static void keep_unrounded(const Attending *work, size_t number, size_t kv, const float *key,
+                           const float *value) {
+  const size_t request = request_of(work->starts, work->requests, number);
+  const size_t size = work->form->size, kv_heads = work->form->kv_heads;
+  const size_t start = work->starts[request], rows = rows_of(work, request);
+  float *keys = work->fresh + (start * kv_heads + kv * rows + number - start) * size;
+  float *values = keys + work->rows * kv_heads * size;
   for (size_t i = 0; i < size; i++) {
-    ((int8_t *)work->keys)[at + i] = code(key[i], work->key_scales[kv * size + i]);
-    ((int8_t *)work->values)[at + i] = code(value[i], work->value_scales[kv * size + i]);
+    keys[i] = key[i] / work->key_scales[kv * size + i];
+    values[i] = value[i] / work->value_scales[kv * size + i];
   }
 }
 
@@ -652,12 +793,13 @@ void prepare_row(void *data, size_t number) {
     for (size_t head = 0; head < sharing(work); head++, own += size) {
       if (form->turned) turn(form, own, cos, sin);
       for (size_t i = 0; i < size; i++) own[i] *= form->scale;
-      if (form->has_codes)
+      if (form->bits != 32)
         for (size_t i = 0; i < size; i++) own[i] *= work->key_scales[kv * size + i];
     }
     memcpy(turned, key + kv * size, size * sizeof *key);
     if (form->turned) turn(form, turned, cos, sin);
     append(work, request, kv, position, turned, value + kv * size);
+    if (work->unrounded) keep_unrounded(work, number, kv, turned, value + kv * size);
   }
 }
 
@@ -672,7 +814,7 @@ static size_t first_kept(const Attending *work, size_t tokens) {
 /* Moves rows of a request's rings, so that the first holds another key; `end`: behind the last. */
 static void move(const Attending *work, size_t request, size_t to, size_t end) {
   const Form *form = work->form;
-  const size_t row = form->size * (form->has_codes ? 1 : sizeof(float));
+  const size_t row = form->size * (size_t)form->bits / 8;
   const size_t by = to - work->bases[request];
   for (size_t kv = 0; by && to < end && kv < form->kv_heads; kv++) {
     const size_t at = (request * form->kv_heads + kv) * work->context * row;
@@ -710,11 +852,13 @@ int begin_attention(Attending *work) {
   const size_t all = work->rows * form->heads, numbers = work->requests + 1;
   const size_t turned = all * form->size;
   const size_t found = work->is_divided ? all * work->chunks * found_size(work) : 0;
-  work->memory = aligned((turned + found) * sizeof(float) + 3 * numbers * sizeof(size_t));
+  const size_t fresh = work->unrounded ? 2 * work->rows * form->kv_heads * form->size : 0;
+  work->memory = aligned((turned + found + fresh) * sizeof(float) + 3 * numbers * sizeof(size_t));
   if (!work->memory) return 0;
   work->turned = work->memory;
   work->found = work->turned + turned;
-  work->starts = (size_t *)(work->found + found); /* an even number of floats */
+  work->fresh = work->found + found;
+  work->starts = (size_t *)(work->fresh + fresh); /* an even number of floats */
   work->firsts = work->starts + numbers;
   work->bases = work->firsts + numbers;
   work->starts[0] = work->firsts[0] = 0;
@@ -728,6 +872,21 @@ int begin_attention(Attending *work) {
   return 1;
 }
 
+/* Puts a request's new keys, and values, where those were that no row sees unrounded any more. */
+static void keep_newest(const Attending *work, size_t request) {
+  const size_t size = work->form->size, kv_heads = work->form->kv_heads, newest = work->newest;
+  const size_t end = (size_t)work->last[request] + 1, rows = rows_of(work, request), past = end - rows;
+  for (size_t head = 0; head < 2 * kv_heads; head++) {
+    float *kept = work->unrounded + (request * 2 * kv_heads + head) * (1 + newest) * size;
+    const size_t of = head / kv_heads, kv = head % kv_heads;
+    const float *fresh = work->fresh;
+    fresh += ((of * work->rows + work->starts[request]) * kv_heads + kv * rows) * size;
+    if (!past) memcpy(kept, fresh, size * sizeof *kept);
+    for (size_t key = end > past + newest ? end - newest : past; key < end; key++)
+      memcpy(kept + (1 + key % newest) * size, fresh + (key - past) * size, size * sizeof *kept);
+  }
+}
+
 void end_attention(Attending *work, int is_whole) {
   const size_t blocks = is_whole && work->is_divided ? work->parts / work->chunks : 0;
   float totals[MOST_QUERIES * (2 + MOST_SIZE)];
@@ -738,9 +897,10 @@ void end_attention(Attending *work, int is_whole) {
       fold_part(&block, first_part(&block) + chunk, totals, found_of(&block, chunk));
     end_folds(&block, totals);
   }
-  for (size_t i = 0; work->form->is_ring && i < work->requests; i++) {
+  for (size_t i = 0; i < work->requests; i++) {
     const size_t end = (size_t)work->last[i] + 1;
-    move(work, i, first_kept(work, end), end);
+    if (work->form->is_ring) move(work, i, first_kept(work, end), end);
+    if (work->unrounded) keep_newest(work, i);
   }
   release(work->memory);
 }

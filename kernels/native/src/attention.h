@@ -16,7 +16,8 @@ typedef struct {
   size_t heads, kv_heads, size;
   size_t turned; /* the first elements of a head are turned; 0: none, or they are already */
   size_t window; /* keys that a row sees, its own included; 0: all before it */
-  int interleaved, is_packed, has_codes;
+  int interleaved, is_packed;
+  int bits;      /* of an element of the caches: 32 of floats, 8 or 4 of codes */
   int is_ring;   /* whether a cache has the newest keys only: see `first_kept` */
   float scale, cap; /* cap: scores become cap * tanh(score / cap); 0: they stay */
 } Form;
@@ -27,19 +28,24 @@ typedef struct {
   size_t requests, rows, context;  /* of all requests; rows of a cache */
   const int32_t *counts;           /* [requests]: rows of each, at least one; NULL: as many of each */
   const float *query, *key, *value; /* [rows, heads · size]; all of a row, if they are packed */
-  void *keys, *values;             /* [requests, kv_heads, context, size]: float, or int8; of a ring,
-                                    * context is at least window + rows of a request - 1 */
+  void *keys, *values;             /* [requests, kv_heads, context, size]: float, int8, or code + 8 in
+                                    * half a byte, the even element's in the lower; of a ring, context
+                                    * is at least window + rows of a request - 1 */
   const int32_t *last;             /* [requests]: the number of the newest key */
   const float *cos, *sin;          /* [positions, turned / 2] */
   const int64_t *turns;            /* [rows]: rows of these; NULL: the new keys' numbers */
   const float *sinks;              /* [heads], or NULL */
   const float *key_scales, *value_scales; /* [kv_heads, size] of codes */
+  float *unrounded; /* [requests, 2 * kv_heads, 1 + newest, size], or NULL: keys and values over their
+                     * scales, of key 0, and behind it of the newest: key k in row 1 + k % newest */
+  size_t newest;    /* of the keys that a row sees, its own included, which it sees unrounded */
   float *output;                   /* [rows, heads · size] */
 
   void *memory;
   size_t *starts, *firsts;         /* [requests + 1]: rows before each; blocks before each */
   size_t *bases;                   /* [requests]: the key in the first row of its caches */
   float *turned;                   /* scaled queries: of each request [kv_heads, its rows, heads of a key head, size] */
+  float *fresh;                    /* unrounded keys of all rows, as `turned`, then their values */
   float *found;                    /* [blocks of all, chunks, queries of this block, 2 + size] */
   int is_divided;                  /* whether each chunk of a block is a part */
   size_t chunks, parts;            /* of a block, at most; of all */
@@ -53,6 +59,6 @@ void attend(void *work, size_t part);
 void end_attention(Attending *work, int is_whole);
 
 struct Operator;
-const struct Operator *operator_of_attention(int has_codes);
+const struct Operator *operator_of_attention(size_t number); /* NULL behind the last */
 
 #endif

@@ -1,13 +1,16 @@
-/* The operators `Attention` and `CodeAttention` of ONNX Runtime's graphs: new tokens of each request
+/* The operators `Attention`, `CodeAttention` and `NibbleAttention` of ONNX Runtime's graphs: new tokens of each request
  * attend to the keys and values of all tokens up to them, after their own were appended. Inputs, of which
  * those that may be missing stand in brackets:
  *   query [batch, rows, heads * size], or with keys and values behind it, [key], [value], keys, values
- *   [batch, kv_heads, context, size] (float; int8 of CodeAttention), last int32 [batch] (the number of
+ *   [batch, kv_heads, context, size] (float; int8 of CodeAttention; of NibbleAttention uint8 with half the
+ *   size, see attention.h), last int32 [batch] (the number of
  *   the newest key), [cos], [sin] [positions, turned / 2], [turns] int64 [batch, rows] (rows of these),
- *   [sinks] [heads], [key scales], [value scales] [kv_heads, size], [counts] int32 [requests].
+ *   [sinks] [heads], [key scales], [value scales] [kv_heads, size], [counts] int32 [requests],
+ *   [unrounded] float [batch, 2 * kv_heads, 1 + newest, size], see attention.h.
  * With counts, these are the rows of each request, which lie one behind the other; the caches say how many
  * requests there are.
- * Outputs: as the query [..., heads * size], keys and values, which are meant to be the inputs' memory.
+ * Outputs: as the query [..., heads * size], keys, values and unrounded ones, if there are some; all but the
+ * first are meant to be the inputs' memory.
  * Attributes: heads, kv_heads, size, turned (elements), interleaved (0 or 1), scale (the bits of a
  * float32), window (keys that a row sees, its own included; 0: all), is_ring (0 or 1: whether caches hold
  * the newest keys only, see attention.h), cap (the bits of a float32; 0: none).
@@ -19,7 +22,7 @@
 #include <string.h>
 
 enum { QUERY, KEY, VALUE, KEYS, VALUES, LAST, COS, SIN, TURNS, SINKS, KEY_SCALES, VALUE_SCALES,
-       COUNTS, INPUTS };
+       COUNTS, UNROUNDED, INPUTS };
 static const int64_t LARGEST = 1 << 20; /* of heads: no size overflows */
 enum { FEW_ROWS = 8 /* which one thread prepares sooner */ };
 
@@ -68,11 +71,11 @@ static Status *read_form(Attention *self, const Info *info) {
   return NULL;
 }
 
-static Status *create(const Api *api, const Info *info, int has_codes, void **to) {
+static Status *create(const Api *api, const Info *info, int bits, void **to) {
   Attention *self = calloc(1, sizeof *self);
   if (!self) return ORT_STATUS(api, ORT_FAIL, "no memory");
   self->api = api;
-  self->form.has_codes = has_codes;
+  self->form.bits = bits;
   Status *error = read_form(self, info);
   if (error) {
     destroy(self);
@@ -83,10 +86,13 @@ static Status *create(const Api *api, const Info *info, int has_codes, void **to
 }
 
 static Status *ORT_CALL create_plain(const Operator *op, const Api *api, const Info *info, void **to) {
-  return (void)op, create(api, info, 0, to);
+  return (void)op, create(api, info, 32, to);
 }
 static Status *ORT_CALL create_coded(const Operator *op, const Api *api, const Info *info, void **to) {
-  return (void)op, create(api, info, 1, to);
+  return (void)op, create(api, info, 8, to);
+}
+static Status *ORT_CALL create_halved(const Operator *op, const Api *api, const Info *info, void **to) {
+  return (void)op, create(api, info, 4, to);
 }
 
 static Status *read_inputs(const Api *api, Context *context, Input inputs[INPUTS]) {
@@ -118,7 +124,8 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
   work->rows = new;
   const size_t tokens = form->is_packed ? form->heads * form->size + 2 * of_heads
                                         : form->heads * form->size;
-  if ((size_t)keys->sizes[1] != form->kv_heads || (size_t)keys->sizes[3] != form->size ||
+  const size_t elements = form->bits == 4 ? form->size / 2 : form->size;
+  if ((size_t)keys->sizes[1] != form->kv_heads || (size_t)keys->sizes[3] != elements ||
       inputs[VALUES].count != keys->count || last->count != work->requests ||
       (work->requests && !new) || query->count != new * tokens ||
       (counts->value ? counts->count : batch) != work->requests)
@@ -130,7 +137,16 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
     return "no angles";
   if (inputs[TURNS].value && inputs[TURNS].count != new) return "turns of other requests";
   if (inputs[SINKS].value && inputs[SINKS].count != form->heads) return "sinks of other heads";
-  if (form->has_codes &&
+  const Input *unrounded = inputs + UNROUNDED;
+  if (unrounded->value) {
+    if (form->bits == 32 || unrounded->rank != 4 || unrounded->sizes[2] < 2)
+      return "unrounded keys of another form";
+    work->newest = (size_t)unrounded->sizes[2] - 1;
+    if (unrounded->count != work->requests * 2 * of_heads * (1 + work->newest) ||
+        (work->requests && (size_t)unrounded->sizes[3] != form->size))
+      return "unrounded keys of other sizes";
+  }
+  if (form->bits != 32 &&
       (inputs[KEY_SCALES].count != of_heads || inputs[VALUE_SCALES].count != of_heads))
     return "codes without scales";
   if (form->is_ring && form->window > work->context) return "no room for a window";
@@ -182,7 +198,7 @@ static Status *attend_in_pieces(const Api *api, Context *context, const Attendin
   const Form *form = all->form;
   const size_t shared = form->kv_heads * form->size, heads = form->heads * form->size;
   const size_t columns = form->is_packed ? heads + 2 * shared : heads;
-  const size_t cache = all->context * shared * (form->has_codes ? 1 : sizeof(float));
+  const size_t cache = all->context * shared * (size_t)form->bits / 8;
   size_t start = 0;
   for (size_t request = 0; request < all->requests; request++) {
     const size_t rows = all->counts ? (size_t)all->counts[request] : all->rows / all->requests;
@@ -196,6 +212,7 @@ static Status *attend_in_pieces(const Api *api, Context *context, const Attendin
       if (work.turns) work.turns += start;
       work.keys = (char *)work.keys + request * cache;
       work.values = (char *)work.values + request * cache;
+      if (work.unrounded) work.unrounded += request * 2 * shared * (1 + work.newest);
       Status *error = attend_at_once(api, context, &work);
       if (error) return error;
       start += work.rows;
@@ -236,7 +253,7 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
   };
   const char *wrong = fault(&form, inputs, &work);
   if (wrong) return ORT_STATUS(api, ORT_INVALID_ARGUMENT, wrong);
-  const size_t element = form.has_codes ? 1 : sizeof(float);
+  const size_t element = form.bits == 32 ? sizeof(float) : 1;
   const int64_t *of_query = inputs[QUERY].sizes;
   const int64_t sizes[] = {of_query[0], of_query[1], (int64_t)(form.heads * form.size)};
   Value *output = NULL;
@@ -244,6 +261,8 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
   if (!error) error = ORT_DATA(api, output, (void **)&work.output);
   if (!error) error = present(api, context, 1, inputs + KEYS, element, &work.keys);
   if (!error) error = present(api, context, 2, inputs + VALUES, element, &work.values);
+  if (!error && inputs[UNROUNDED].value)
+    error = present(api, context, 3, inputs + UNROUNDED, sizeof(float), (void **)&work.unrounded);
   if (error || !work.requests) return error;
   const size_t room = form.is_ring ? work.context - form.window + 1 : work.rows;
   return most_rows(&work) > room ? attend_in_pieces(api, context, &work, room)
@@ -252,6 +271,7 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
 
 static const char *ORT_CALL plain_name(const Operator *op) { return (void)op, "Attention"; }
 static const char *ORT_CALL coded_name(const Operator *op) { return (void)op, "CodeAttention"; }
+static const char *ORT_CALL halved_name(const Operator *op) { return (void)op, "NibbleAttention"; }
 static int input_type(size_t i, int cache) {
   if (i == KEYS || i == VALUES) return cache;
   return i == LAST || i == COUNTS ? ORT_INT32 : i == TURNS ? ORT_INT64 : ORT_FLOAT;
@@ -262,29 +282,38 @@ static int ORT_CALL plain_input(const Operator *op, size_t i) {
 static int ORT_CALL coded_input(const Operator *op, size_t i) {
   return (void)op, input_type(i, ORT_INT8);
 }
+static int ORT_CALL halved_input(const Operator *op, size_t i) {
+  return (void)op, input_type(i, ORT_UINT8);
+}
 static int ORT_CALL plain_output(const Operator *op, size_t i) {
   return (void)op, (void)i, ORT_FLOAT;
 }
 static int ORT_CALL coded_output(const Operator *op, size_t i) {
-  return (void)op, i ? ORT_INT8 : ORT_FLOAT;
+  return (void)op, i == 1 || i == 2 ? ORT_INT8 : ORT_FLOAT;
+}
+static int ORT_CALL halved_output(const Operator *op, size_t i) {
+  return (void)op, i == 1 || i == 2 ? ORT_UINT8 : ORT_FLOAT;
+}
+static int ORT_CALL output_kind(const Operator *op, size_t i) {
+  return (void)op, i < 3 ? ORT_REQUIRED : ORT_OPTIONAL;
 }
 static int ORT_CALL input_kind(const Operator *op, size_t i) {
   return (void)op, i == QUERY || (KEYS <= i && i <= LAST) ? ORT_REQUIRED : ORT_OPTIONAL;
 }
 static size_t ORT_CALL inputs(const Operator *op) { return (void)op, INPUTS; }
-static size_t ORT_CALL outputs(const Operator *op) { return (void)op, 3; }
+static size_t ORT_CALL outputs(const Operator *op) { return (void)op, 4; }
 
 #define DESCRIBED(which)                                                                           \
   {                                                                                                \
     .version = ORT_VERSION, .name = which##_name, .provider = on_cpu, .input_type = which##_input, \
     .inputs = inputs, .output_type = which##_output, .outputs = outputs, .destroy = destroy,       \
-    .input_kind = input_kind, .output_kind = always_required, .input_memory = default_memory,      \
+    .input_kind = input_kind, .output_kind = output_kind, .input_memory = default_memory,      \
     .variadic = {always_one, always_one, always_one, always_one},                                  \
     .create_checked = create_##which, .compute_checked = compute, .first_version = always_one,     \
     .last_version = always_one,                                                                    \
   }
 
-const Operator *operator_of_attention(int has_codes) {
-  static const Operator described[] = {DESCRIBED(plain), DESCRIBED(coded)};
-  return described + !!has_codes;
+const Operator *operator_of_attention(size_t number) {
+  static const Operator described[] = {DESCRIBED(plain), DESCRIBED(coded), DESCRIBED(halved)};
+  return number < sizeof described / sizeof *described ? described + number : NULL;
 }

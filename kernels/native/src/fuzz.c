@@ -59,7 +59,8 @@ static int attend_some(void) {
   Form form = {.kv_heads = 1 + next() % 3, .size = 8 * (1 + next() % (next() % 2 ? 20 : 64)), .scale = 0.2f};
   form.heads = form.kv_heads * (1 + next() % 11);
   form.turned = next() % 2 ? form.size : 0;
-  form.interleaved = next() % 2, form.has_codes = next() % 2, form.is_packed = next() % 2;
+  form.interleaved = next() % 2, form.is_packed = next() % 2;
+  form.bits = (const int[]){32, 8, 4}[next() % 3];
   const size_t batch = 1 + next() % 2, context = 1 + next() % 1200, half = form.turned / 2;
   const size_t most_rows = context < 40 ? context : 40;
   const int32_t both = next() % 2 ? 1 : 1 + (int32_t)(next() % most_rows);
@@ -71,7 +72,9 @@ static int attend_some(void) {
   const size_t positions = form.is_ring ? 3 * context : context;
   const int is_uneven = batch > 1 && counts[0] != counts[1];
   const size_t shared = form.kv_heads * form.size, query = form.heads * form.size;
-  const size_t cache = batch * shared * context * (form.has_codes ? 1 : sizeof(float));
+  const size_t cache = batch * shared * context * (size_t)form.bits / 8;
+  const size_t newest = form.bits == 4 && next() % 2 ? 1 + next() % 50 : 0;
+  const size_t kept = batch * 2 * shared * (1 + newest);
   const size_t columns = query + (form.is_packed ? 2 * shared : 0);
   const uint32_t has_sinks = next() % 2;
   int32_t last[2];
@@ -85,11 +88,12 @@ static int attend_some(void) {
   };
   float *output[2];
   for (int i = 0; i < 2; i++) output[i] = malloc(rows * query * sizeof(float));
-  void *caches[4];
-  for (int i = 0; i < 4; i += 2) {
-    caches[i] = any_floats((cache + 3) / 4, most);
-    caches[i + 1] = malloc((cache + 3) / 4 * 4);
-    memcpy(caches[i + 1], caches[i], (cache + 3) / 4 * 4);
+  void *caches[6];
+  const size_t sizes[] = {(cache + 3) / 4 * 4, (cache + 3) / 4 * 4, kept * sizeof(float)};
+  for (int i = 0; i < 6; i += 2) {
+    caches[i] = any_floats(sizes[i / 2] / 4, most);
+    caches[i + 1] = malloc(sizes[i / 2]);
+    memcpy(caches[i + 1], caches[i], sizes[i / 2]);
   }
   for (int plain = 0; plain < 2; plain++) {
     Attending work = {
@@ -98,7 +102,7 @@ static int attend_some(void) {
         .value = floats[2], .keys = caches[plain], .values = caches[2 + plain], .last = last,
         .cos = floats[3], .sin = floats[4], .turns = context > 8 ? NULL : no_turns,
         .sinks = has_sinks ? floats[5] : NULL, .key_scales = floats[6], .value_scales = floats[7],
-        .output = output[plain],
+        .output = output[plain], .unrounded = newest ? caches[4 + plain] : NULL, .newest = newest,
     };
     if (!(plain ? plain_begin : begin_attention)(&work)) return 0;
     for (size_t row = 0; row < rows; row++)
@@ -108,12 +112,13 @@ static int attend_some(void) {
   }
   /* NaN may have other bits in the cache. */
   int same = most == 0 || (!memcmp(caches[0], caches[1], cache) &&
-                           !memcmp(caches[2], caches[3], cache));
+                           !memcmp(caches[2], caches[3], cache) &&
+                           !memcmp(caches[4], caches[5], sizes[2]));
   for (size_t i = 0; i < rows * query; i++)
     same &= !memcmp(output[0] + i, output[1] + i, sizeof(float)) ||
             (isnan(output[0][i]) && isnan(output[1][i]));
   for (int i = 0; i < 8; i++) free(floats[i]);
-  for (int i = 0; i < 4; i++) free(caches[i]);
+  for (int i = 0; i < 6; i++) free(caches[i]);
   free(output[0]), free(output[1]);
   if (!same) fprintf(stderr, "attention differs from plain\n");
   return same;

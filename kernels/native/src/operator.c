@@ -339,8 +339,9 @@ EXPORT Status *ORT_CALL RegisterCustomOps(Options *options, const ApiBase *base)
   if (!domain) {
     Status *error = ORT_NEW_DOMAIN(api, "edge", &domain);
     if (!error) error = ORT_ADD_OPERATOR(api, domain, &operator_of_blocks);
-    for (int codes = 0; codes < 2 && !error; codes++)
-      error = ORT_ADD_OPERATOR(api, domain, operator_of_attention(codes));
+    const Operator *attention;
+    for (size_t i = 0; !error && (attention = operator_of_attention(i)); i++)
+      error = ORT_ADD_OPERATOR(api, domain, attention);
     if (error) return error;
     __atomic_store_n(&shared, domain, __ATOMIC_RELEASE);
   }
