@@ -11,6 +11,7 @@ from typing import Any
 import click
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
@@ -19,7 +20,12 @@ from edge.demos.bench.turns import Speeds, compared
 from edge.host import block_kernels
 from edge.kernels.attention.onnx import AttentionNames, CacheNames, attention
 from edge.kernels.attention.reference import PackedAttention
-from edge.kernels.kv_cache.cache_size import cache_row, kept_tokens
+from edge.kernels.kv_cache.cache_size import (
+    cache_row,
+    keeps_unrounded,
+    kept_tokens,
+    unrounded_shape,
+)
 from edge.kernels.onnx_graph import CPU, OnnxGraph
 
 _HEADS = {
@@ -31,12 +37,12 @@ _HEADS = {
     "gpt-oss 20B": (64, 8, 64, 128),
 }
 """Heads of queries and of keys, the elements of one, and the window of a layer that has one."""
-_BITS = {"float32": None, "int8": 8}
+_BITS = {"float32": None, "int8": 8, "int4": 4}
 _LAYERS_BYTES = 96 << 20
 """Bytes of layers that take turns: more than the processor's caches have room for."""
 _LEAST_S = 0.2
 
-_OWN, _OTHER = "own", "ONNX Runtime's"
+_OWN, _OTHER, _OWN_INT8 = "own", "ONNX Runtime's", "own, int8"
 
 
 @case.case(
@@ -60,16 +66,20 @@ def own_attention(given: Given) -> Iterator[Found]:
         raise click.UsageError("kernels/native is not installed")
     for model, heads in _HEADS.items():
         for kind, bits in _BITS.items():
+            if bits == 4 and len(heads) > 3:  # windows keep no rows beside tokens kept unrounded
+                continue
+            # ONNX Runtime's operator keeps no tokens unrounded beside codes.
+            other = (_OTHER, bits, False) if bits != 4 else (_OWN_INT8, 8, True)
             sides: dict[str, list[tuple[str, Callable[[], float]]]] = {
                 name: [
                     (
                         f"{rows} behind {tokens}",
-                        _layers(heads, bits, rows, tokens, given.threads, is_own=is_own),
+                        _layers(heads, side_bits, rows, tokens, given.threads, is_own=is_own),
                     )
                     for rows in given.rows
                     for tokens in given.behind
                 ]
-                for name, is_own in ((_OWN, True), (_OTHER, False))
+                for name, side_bits, is_own in ((_OWN, bits, True), other)
             }
             figures = Figures()
 
@@ -79,7 +89,7 @@ def own_attention(given: Given) -> Iterator[Found]:
             yield Found(
                 figures=compared(
                     {name: speeds(name) for name in sides},
-                    given.rounds, over=_OTHER, unit="layers/s", figures=figures,
+                    given.rounds, over=other[0], unit="layers/s", figures=figures,
                 ),
                 variant=f"KV {kind}, {given.threads} threads",
                 model=f"heads of {model}",
@@ -120,12 +130,14 @@ def _layers(
         name: graph.input(name, each.dtype.type, [*each.shape]) for name, each in feeds.items()
     }
     past = [graph.input(f"past_{name}", dtype, [*shape]) for name in "kv"]
+    beside = [1, *unrounded_shape(num_kv_heads, size)] if keeps_unrounded(bits) else []
+    unrounded = graph.input("past_unrounded", np.float32, [*beside]) if beside else ""
     found = attention(
         graph, inputs["qkv"],
         CacheNames(
             keys=past[0], values=past[1], bits=bits,
             key_scales=inputs.get("k_scales", ""), value_scales=inputs.get("v_scales", ""),
-            is_windowed=window is not None, kept=kept,
+            is_windowed=window is not None, kept=kept, unrounded=unrounded,
         ),
         AttentionNames(
             cos=inputs["cos"], sin=inputs["sin"], positions="", lengths=inputs["lengths"],
@@ -134,13 +146,21 @@ def _layers(
         form,
     )  # fmt: skip
     graph.output(found[0], "output", np.float32, [1, rows, num_heads * size])
-    for value, name in zip(found[1:], "kv", strict=True):
+    for value, name in zip(found[1:], "kv", strict=False):
         graph.output(value, f"present_{name}", dtype, [*shape])
+    if beside:
+        graph.output(found[3], "present_unrounded", np.float32, [*beside])
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.register_custom_ops_library(str(block_kernels.library()))
     session = ort.InferenceSession(graph.build(), options, providers=["CPUExecutionProvider"])
     layers = max(2, _LAYERS_BYTES // (2 * int(np.prod(shape)) * np.dtype(dtype).itemsize))
+
+    def bind(binding: Any, name: str, values: NDArray[Any]) -> None:
+        held = ort.OrtValue.ortvalue_from_numpy(values)
+        binding.bind_ortvalue_input(f"past_{name}", held)
+        binding.bind_ortvalue_output(f"present_{name}", held)
+
     bound = []
     for _layer in range(layers):
         binding = session.io_binding()
@@ -148,9 +168,9 @@ def _layers(
             binding.bind_cpu_input(name, each)
         for name in "kv":
             values = (40 * random(tuple(shape))).astype(dtype)
-            cache = ort.OrtValue.ortvalue_from_numpy(values)
-            binding.bind_ortvalue_input(f"past_{name}", cache)
-            binding.bind_ortvalue_output(f"present_{name}", cache)
+            bind(binding, name, values)
+        if beside:
+            bind(binding, "unrounded", random(tuple(beside)))
         binding.bind_output("output")
         bound.append(binding)
 

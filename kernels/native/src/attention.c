@@ -470,17 +470,24 @@ INLINE void add_queries(const float *weights, size_t count, const float *values,
     add_some(weights, values, size, 1, some, totals, asking, memory);
 }
 
-/* Scores of the keys that a query sees unrounded, in place of those of their codes. */
-static void score_unrounded(const Block *block, size_t query, Keys keys, float *scores) {
+/* Up to three queries from this one on, which are heads of one row. */
+static size_t heads_from(const Block *block, size_t query) {
+  const size_t heads = sharing(block->work);
+  return least(least(heads - (block->first + query) % heads, block->count - query), 3);
+}
+
+/* Scores of the keys that the heads of a row see unrounded, in place of those of their codes. */
+static __attribute__((noinline)) void score_unrounded(const Block *block, size_t query, size_t heads,
+                                                      Keys keys, float *scores) {
   const size_t size = block->work->form->size;
   const float *own = queries_of(block) + query * size;
   const Asking none = {0};
   if (has_oldest(block, query, keys))
-    score_some(own, oldest_of(block, 0), size, 1, 1, scores, none, NULL);
+    score_queries(own, heads, oldest_of(block, 0), size, 1, scores, none, NULL);
   Keys left = newest_of(block, query, keys);
   for (size_t count; left.first < left.end; left.first += count) {
     const float *rows = unrounded_of(block, 0, left, &count);
-    score_some(own, rows, size, 1, count, scores + left.first - keys.first, none, NULL);
+    score_queries(own, heads, rows, size, count, scores + left.first - keys.first, none, NULL);
   }
 }
 
@@ -489,21 +496,20 @@ static void score_unrounded(const Block *block, size_t query, Keys keys, float *
 static __attribute__((noinline)) void weigh_keys(const Block *block, size_t query, Keys keys,
                                                  float *scores, float *found) {
   const Attending *work = block->work;
-  if (work->unrounded) score_unrounded(block, query, keys, scores);
   if (work->form->cap != 0) soften(scores, keys.end - keys.first, work->form->cap);
   weigh(scores, keys.end - keys.first, found);
   if (has_oldest(block, query, keys))
     add_some(scores, oldest_of(block, 1), work->form->size, 1, 1, found + 2, (Asking){0}, NULL);
 }
 
-/* Adds the values that it sees unrounded, but for that of key 0. */
-static __attribute__((noinline)) void add_newest(const Block *block, size_t query, Keys keys,
-                                                 const float *weights, float *total) {
+/* Adds the values that heads of a row see unrounded, but for that of key 0. */
+static __attribute__((noinline)) void add_newest(const Block *block, size_t query, size_t heads,
+                                                 Keys keys, const float *weights, float *totals) {
   Keys left = newest_of(block, query, keys);
   for (size_t count; left.first < left.end; left.first += count) {
     const float *rows = unrounded_of(block, 1, left, &count);
-    add_some(weights + left.first - keys.first, rows, block->work->form->size, 1, count, total,
-             (Asking){0}, NULL);
+    add_queries(weights + left.first - keys.first, heads, rows, block->work->form->size, count, totals,
+                (Asking){0}, NULL);
   }
 }
 
@@ -541,6 +547,12 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
       score_queries(queries + i * size, least(block->count - i, 3), of, size, some, scores[i] + key,
                     asking_of(i / 3, groups, tile, row, 0), memory);
   }
+  for (size_t i = 0, heads; work->unrounded && i < block->count; i += heads) {
+    const Keys of_row = keys_of(block, i, part);
+    heads = heads_from(block, i);
+    if (of_row.first < of_row.end)
+      score_unrounded(block, i, heads, of_row, scores[i] + of_row.first - all.first);
+  }
   for (size_t i = 0; i < block->count; i++) {
     const Keys of_row = keys_of(block, i, part);
     memset(found + i * own, 0, own * sizeof *found);
@@ -576,10 +588,11 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
                 found + j * own + 2, asking, memory);
     }
   }
-  for (size_t i = 0; work->unrounded && i < block->count; i++) {
+  for (size_t i = 0, heads; work->unrounded && i < block->count; i += heads) {
     const Keys of_row = keys_of(block, i, part);
+    heads = heads_from(block, i);
     if (of_row.first < of_row.end)
-      add_newest(block, i, of_row, scores[i] + of_row.first - all.first, found + i * own + 2);
+      add_newest(block, i, heads, of_row, scores[i] + of_row.first - all.first, found + i * own + 2);
   }
 }
 
@@ -599,6 +612,8 @@ INLINE void attend_row(const Block *block, const char *keys, const char *values,
     for (size_t head = 0; head < block->count; head++)
       score(queries + head * size, keys + key * row, size, least(count - key, tile),
             scores[head] + from + key, asking_of(head, block->count, tile, row, is_stream), bits);
+  for (size_t head = 0; work->unrounded && head < block->count; head += heads_from(block, head))
+    score_unrounded(block, head, heads_from(block, head), all, scores[head]);
   for (size_t head = 0; head < block->count; head++) {
     memset(found + head * own, 0, own * sizeof *found);
     weigh_keys(block, head, all, scores[head], found + head * own);
@@ -607,8 +622,8 @@ INLINE void attend_row(const Block *block, const char *keys, const char *values,
     for (size_t head = 0; head < block->count; head++)
       add(scores[head] + from + key, values + key * row, size, least(count - key, tile),
           found + head * own + 2, asking_of(head, block->count, tile, row, is_stream), bits);
-  for (size_t head = 0; work->unrounded && head < block->count; head++)
-    add_newest(block, head, all, scores[head], found + head * own + 2);
+  for (size_t head = 0; work->unrounded && head < block->count; head += heads_from(block, head))
+    add_newest(block, head, heads_from(block, head), all, scores[head], found + head * own + 2);
 }
 
 /* Adds what a query found in a part to what it found in those before. */
@@ -649,7 +664,7 @@ INLINE void attend_to(const Block *block, size_t part, float *found, int bits) {
   const Keys all = {keys_of(block, 0, part).first, keys_of(block, block->count - 1, part).end};
   const size_t begin = (cache * work->context + all.first - work->bases[block->request]) * row;
   const char *keys = (const char *)work->keys + begin, *values = (const char *)work->values + begin;
-  if (rows_of(work, block->request) == 1)
+  if (rows_of(work, block->request) == 1 && (bits == 32 || block->count == 1))
     attend_row(block, keys, values, all, found, bits);
   else
     attend_rows(block, keys, values, part, all, found, bits);
