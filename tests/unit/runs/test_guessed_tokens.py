@@ -223,7 +223,9 @@ def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("layout", "has_states"), repeats_are_slow(product(COUNTS, [False, True])))
+@pytest.mark.parametrize(
+    ("layout", "has_states"), repeats_are_slow(product(COUNTS, [False, True]), of=[1])
+)
 def test_answers_beside_each_other_have_drafts_in_turn(
     layout: str,
     has_states: bool,
