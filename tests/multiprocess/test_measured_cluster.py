@@ -318,7 +318,7 @@ def test_a_peer_with_too_little_memory_is_not_measured(
 def test_a_peer_that_dies_meanwhile_is_named(
     moment: str, tmp_path: Path, questions: Questions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(passing_time.VARIABLE, passing_time.USUAL_DIAL)
+    monkeypatch.setenv(passing_time.VARIABLE, passing_time.SHORT_DIAL)
     with start_together(
         lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a", *LITTLE),
         lambda: Daemon(tmp_path / "c", "--no-announce", "--name", "c", *LITTLE),

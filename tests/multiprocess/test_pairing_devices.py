@@ -187,6 +187,7 @@ def test_who_pairs_to_lend_goes_on_as_a_peer(device: Callable[[str], Device]) ->
         assert process.returncode == 0, err
 
 
+@shown_in_parts("multiprocess/test_pairing_devices.py", "unit/membership/test_membership.py")
 def test_an_expelled_device_is_refused_by_a_member_that_was_away(
     device: Callable[[str], Device], checkpoint: TinyCheckpoint
 ) -> None:

@@ -47,7 +47,7 @@ LONG_S = 200.0
 VARIABLE = "EDGE_TESTS_LIMITS"
 """Limits of what is forked, in seconds: module.NAME=1.5, with commas between."""
 
-USUAL_DIAL = "edge.peer.profiling_calls._DIAL_TIMEOUT_S=2"
+SHORT_DIAL = "edge.peer.profiling_calls._DIAL_TIMEOUT_S=0.2"
 """For VARIABLE, where a neighbour is not to be reached: an address that does not answer takes all
 of its time."""
 
