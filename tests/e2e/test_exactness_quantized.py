@@ -172,7 +172,10 @@ def test_every_block_size(
     assert_as_promised(five_peers, checkpoint, "tensor_2", dtype, block_size=block_size)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["int8", pytest.param("int4", marks=shown_in_parts("e2e/test_exactness_quantized.py"))],
+)
 def test_a_stored_type_of_16_bits(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, dtype: Dtype
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_file_of_several_types(
     np.testing.assert_array_equal(found[0], found[1])
 
 
+@shown_in_parts("e2e/test_gguf_models.py", "e2e/test_whole_experts.py")
 @pytest.mark.linux_ways
 def test_blocks_of_experts_are_read_from_disk(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path
@@ -226,6 +227,7 @@ def relative_error(actual: NDArray[np.float32], expected: NDArray[np.float32]) -
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
+@shown_in_parts("unit/weights/test_gguf_checkpoints.py", "e2e/test_exactness_quantized.py")
 def test_int4_gives_what_the_same_weights_give_from_a_folder(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ def test_what_a_schema_forces_takes_fewer_passes(
         assert reply("lookup").logprobs == guessed.logprobs
 
 
+@shown_in_parts("e2e/test_guessed_tokens.py", "unit/weights/test_packed_folders.py")
 def test_a_further_head_in_8_bit_floats(tmp_path: Path) -> None:
     floats = make_checkpoint(tmp_path / "floats", "deepseek_v3")
     add_further_head(floats, own_tables=False, alike=True)

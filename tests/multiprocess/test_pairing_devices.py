@@ -353,6 +353,11 @@ def test_a_new_key_takes_members_along(
         assert daemon.end() == 0
 
 
+@shown_in_parts(
+    "unit/membership/test_rotation.py",
+    "unit/protocol/test_key_rotation_push.py",
+    "multiprocess/test_pairing_devices.py",
+)
 def test_peers_that_are_there_follow_at_once(
     device: Callable[[str], Device], tmp_path: Path
 ) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from edge.kernels.activation.reference import Activation
 from edge.kernels.activation.triton import activated
 from edge.kernels.attention.triton import attention, attention_tiles
 from edge.kernels.embedding.triton import embedding
@@ -127,7 +128,8 @@ def launch_rows(*, few: bool) -> None:
     add_rms_norm(x, x, torch.ones(HIDDEN), epsilon=1e-5)
     add_layer_norm(x, x, torch.ones(HIDDEN), torch.zeros(HIDDEN), epsilon=1e-5)
     embedding(_INDICES, x)
-    for activation in ("gelu_tanh",) if few else ("silu", "gelu", "gelu_tanh"):
+    activations: tuple[Activation, ...] = ("gelu_tanh",) if few else get_args(Activation)
+    for activation in activations:
         gated(x, activation=activation)
         activated(x, activation=activation)
     gated(x, clamp=Clamp(limit=7.0, slope=1.7))
