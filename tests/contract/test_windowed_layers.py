@@ -30,6 +30,7 @@ from edge.weights.layout import shard_layout
 from tests.support.formats import uniform_format
 from tests.support.plans import make_plan
 from tests.support.processes import run_module
+from tests.support.slow_cases import shown_in_parts
 from tests.support.specs import few_random_bytes, plain_spec
 
 Array = NDArray[np.float32]
@@ -450,7 +451,16 @@ def test_made_up_numbers(check: Any, tmp_path: Path) -> None:
     check("null", tmp_path, "float32")
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+@pytest.mark.parametrize(
+    "kv_dtype",
+    [
+        "float32",
+        pytest.param(
+            "int8",
+            marks=shown_in_parts("multiprocess/test_saved_states.py", "e2e/test_kv_dtypes.py"),
+        ),
+    ],
+)
 def test_onnx_runtime(kv_dtype: str, tmp_path: Path) -> None:
     run_module("tests.contract.test_windowed_layers", tmp_path, kv_dtype)
 

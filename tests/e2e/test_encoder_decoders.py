@@ -423,21 +423,23 @@ def test_wav_files_of_every_width_are_read(width: int, channels: int, tmp_path: 
             read_wav(bad, 16000)
 
 
-def test_a_sound_is_transcribed_in_pieces(folders: Exports, tmp_path: Path) -> None:
-    """Two pieces of a second each, whose language is found from the first."""
-    folder = tmp_path / "whisper"
-    folder.mkdir()
-    for file in folders["whisper"].iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    tokens = {"lang_to_id": {"<|en|>": 50, "<|de|>": 51}, "task_to_id": {"transcribe": 52}}
-    change(folder, "generation_config.json", **tokens, no_timestamps_token_id=53)
-    samples = tone(1.5)
-    extractor = WhisperFeatureExtractor.from_pretrained(folder)
-    model = MODELS["whisper"]()
+class Spoken:
+    """An export for sounds, a sound of two pieces of a second each, and what is heard in it."""
 
-    def answers(begin: list[int]) -> list[int]:
-        found = []
-        for piece in (samples[:16000], samples[16000:]):
+    def __init__(self, folders: Exports, place: Path) -> None:
+        self.folder = place / "whisper"
+        self.folder.mkdir()
+        for file in folders["whisper"].iterdir():
+            (self.folder / file.name).write_bytes(file.read_bytes())
+        tokens = {"lang_to_id": {"<|en|>": 50, "<|de|>": 51}, "task_to_id": {"transcribe": 52}}
+        change(self.folder, "generation_config.json", **tokens, no_timestamps_token_id=53)
+        self._samples = tone(1.5)
+        self.file = wav(self._samples, place, 4)
+
+    def answers(self, begin: list[int]) -> list[int]:
+        extractor = WhisperFeatureExtractor.from_pretrained(self.folder)
+        model, found = MODELS["whisper"](), []
+        for piece in (self._samples[:16000], self._samples[16000:]):
             features = extractor(piece, sampling_rate=16000, return_tensors="pt").input_features
             ids = torch.tensor([begin])
             made = GenerationMixin.generate(
@@ -446,9 +448,15 @@ def test_a_sound_is_transcribed_in_pieces(folders: Exports, tmp_path: Path) -> N
             found += made[: made.index(1)] if 1 in made else made
         return found
 
+
+def test_a_sound_is_transcribed_in_pieces(folders: Exports, tmp_path: Path) -> None:
+    """Its language is found from the first."""
+    spoken = Spoken(folders, tmp_path)
+    answers = spoken.answers
+
     async def main() -> None:
-        async with loaded(folder, tmp_path, plan=apart(folder)) as graphs:
-            file = wav(samples, tmp_path, 4)
+        async with loaded(spoken.folder, tmp_path, plan=apart(spoken.folder)) as graphs:
+            file = spoken.file
             german = await graphs.transcribe(file, language="de")
             assert list(german.token_ids) == answers([2, 51, 52, 53])
             some = await graphs.transcribe(file.read_bytes())
@@ -459,10 +467,15 @@ def test_a_sound_is_transcribed_in_pieces(folders: Exports, tmp_path: Path) -> N
                 await graphs.transcribe(np.zeros((2, 3), np.float32))
 
     asyncio.run(main())
-    words = ("--sound", str(wav(samples, tmp_path, 4)), "--language", "de", "--local", "1")
-    done = edge("graph", "generate", str(folder), *words, "--json")
+
+
+@shown_in_parts("e2e/test_encoder_decoders.py", "multiprocess/test_graphs.py")
+def test_a_command_transcribes_a_sound(folders: Exports, tmp_path: Path) -> None:
+    spoken = Spoken(folders, tmp_path)
+    words = ("--sound", str(spoken.file), "--language", "de", "--local", "1")
+    done = edge("graph", "generate", str(spoken.folder), *words, "--json")
     assert done.code == 0, done.err
-    assert json.loads(done.out)["token_ids"] == answers([2, 51, 52, 53])
+    assert json.loads(done.out)["token_ids"] == spoken.answers([2, 51, 52, 53])
 
 
 @pytest.mark.parametrize(

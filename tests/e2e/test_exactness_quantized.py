@@ -30,7 +30,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.family_sizes import FAMILIES, LARGER, MORE_FAMILIES
 from tests.support.plans import LAYOUTS, make_plan
 from tests.support.reference_model import IntegerReferenceModel, ReferenceModel
-from tests.support.slow_cases import every_pair, repeats_are_slow
+from tests.support.slow_cases import every_pair, repeats_are_slow, shown_in_parts
 
 DTYPES = ("int8", "int4", "int4-pure")
 LARGEST_FLOAT_DIFFERENCE = 1e-4
@@ -141,7 +141,13 @@ def test_logits_are_those_of_the_rounded_weights(
 
 @pytest.mark.parametrize(
     ("layout", "dtype"),
-    repeats_are_slow([("solo", "int4"), ("tensor_5", "int8"), ("tensor_5", "int4")]),
+    [
+        ("tensor_5", "int4"),
+        *(
+            pytest.param(*case, marks=shown_in_parts("e2e/test_exactness_quantized.py"))
+            for case in (("solo", "int4"), ("tensor_5", "int8"))
+        ),
+    ],
 )
 def test_a_larger_model(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, layout: str, dtype: Dtype
@@ -166,7 +172,10 @@ def test_every_block_size(
     assert_as_promised(five_peers, checkpoint, "tensor_2", dtype, block_size=block_size)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["int8", pytest.param("int4", marks=shown_in_parts("e2e/test_exactness_quantized.py"))],
+)
 def test_a_stored_type_of_16_bits(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, dtype: Dtype
 ) -> None:

@@ -16,6 +16,7 @@ from edge.offload import BLOCK_TYPES
 from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.gguf_files import Type, write_gguf
 from tests.support.plans import make_plan, streaming
+from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
 from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 from tests.support.small_tokenizers import CHAT_TEMPLATE, byte_fallback, byte_level
@@ -39,7 +40,8 @@ LARGEST_ERROR_WITH_STATES = 0.1
 
 @pytest.mark.parametrize(
     ("name", "kind", "layout"),
-    # What a file of each family holds is compared in `tests/unit/weights/test_gguf_checkpoints.py`.
+    # What a file of each family holds is compared in `tests/unit/weights/test_gguf_checkpoints.py`,
+    # and every type is in a file of the next test.
     repeats_are_slow(
         [
             ("llama", Type.Q4_0, "tensor_3"),
@@ -69,7 +71,7 @@ LARGEST_ERROR_WITH_STATES = 0.1
             ("qwen3_5_moe_in_blocks", Type.Q8_0, "pipeline_2"),
             ("qwen3_next_in_blocks", Type.Q5_1, "mixed_2_then_3"),
         ],
-        of=(1, 2),
+        of=(2,),
     ),
 )
 def test_logits_and_greedy_tokens_equal_transformers(
@@ -200,6 +202,7 @@ def test_a_file_of_several_types(
     np.testing.assert_array_equal(found[0], found[1])
 
 
+@shown_in_parts("e2e/test_gguf_models.py", "e2e/test_whole_experts.py")
 @pytest.mark.linux_ways
 def test_blocks_of_experts_are_read_from_disk(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path
@@ -224,6 +227,7 @@ def relative_error(actual: NDArray[np.float32], expected: NDArray[np.float32]) -
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
+@shown_in_parts("unit/weights/test_gguf_checkpoints.py", "e2e/test_exactness_quantized.py")
 def test_int4_gives_what_the_same_weights_give_from_a_folder(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path
 ) -> None:
@@ -255,19 +259,21 @@ def test_commands_take_a_file(tmp_path: Path) -> None:
     write_gguf(path, made.path, kind=Type.Q8_0, tokenizer_settings=settings)
     found = run_edge("inspect", path, "--json")
     assert json.loads(found.out)["form"] == "GGUF"
-    planned = run_edge("plan", path, "--local", "1")
-    assert planned.code == 0, planned.err
-    assert "small.gguf" in planned.out
-    replies = [
-        run_edge("run", place, "-p", "The quick", *more, "--local", "1", "-n", "4")
-        for place, more in ((path, ()), (folder, ()), (path, ("--raw",)))
-    ]
-    assert [reply.code for reply in replies] == [0, 0, 0], replies[-1].err
-    assert replies[0].out == replies[1].out
-    assert replies[0].out.strip()
-    talk = run_edge("chat", path, "--local", "1", "-n", "4", stdin="Hello\n")
-    assert talk.code == 0, talk.err
-    assert talk.out.strip()
+    with Daemon(tmp_path / "peer", "--no-announce") as daemon:
+        here = ("--peer", daemon.address)
+        planned = run_edge("plan", path, *here)
+        assert planned.code == 0, planned.err
+        assert "small.gguf" in planned.out
+        replies = [
+            run_edge("run", place, "-p", "The quick", *more, *here, "-n", "4")
+            for place, more in ((path, ()), (folder, ()), (path, ("--raw",)))
+        ]
+        assert [reply.code for reply in replies] == [0, 0, 0], replies[-1].err
+        assert replies[0].out == replies[1].out
+        assert replies[0].out.strip()
+        talk = run_edge("chat", path, *here, "-n", "4", stdin="Hello\n")
+        assert talk.code == 0, talk.err
+        assert talk.out.strip()
 
 
 PHI_3_TEMPLATE = (

@@ -17,7 +17,7 @@ from tests.support.checkpoints import TinyCheckpoint, make_checkpoint
 from tests.support.further_heads import add_further_head
 from tests.support.packed_folders import fp8, write_packed
 from tests.support.plans import bundled_plan, make_plan
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 
 PROMPT = "Where does the cat live? The cat lives in the barn. Where does the cat live?"
 NEW_TOKENS = 40
@@ -35,7 +35,7 @@ def test_tokens_are_those_without_guesses(
 
         def reply(prompt: str, **options: Any) -> edge.Reply:
             return model.generate(
-                prompt, max_new_tokens=120, ignore_eos=True, logprobs=1, **sampling, **options
+                prompt, max_new_tokens=80, ignore_eos=True, logprobs=1, **sampling, **options
             )
 
         plain = reply(PROMPT, speculate="off")
@@ -51,31 +51,33 @@ def test_tokens_are_those_without_guesses(
         again = reply(PROMPT, speculate="lookup")
         assert again.logprobs == guessed.logprobs
         other = f"{PROMPT} {PROMPT}"
-        asked = {"max_new_tokens": 120, "ignore_eos": True, "speculate": "lookup", **sampling}
+        asked = {"max_new_tokens": 80, "ignore_eos": True, "speculate": "lookup", **sampling}
         beside = model.generate([PROMPT, other], **asked)
         assert beside[0].token_ids == plain.token_ids
         assert beside[1].token_ids == reply(other, speculate="off").token_ids
 
 
 @pytest.mark.parametrize(
-    ("family", "layout", "count"),
-    [
-        ("qwen3_5", "pipeline_2", 90),
-        ("lfm2", "tensor_2", 90),
-        ("gemma3", "solo", 270),
-        ("olmo3", "pipeline_3", 270),
-    ],
-    ids=["linear", "short", "windows", "windows of stages"],
+    ("has", "family", "layout", "count"),
+    repeats_are_slow(
+        [
+            ("linear attention", "qwen3_5", "pipeline_2", 90),
+            ("short convolutions", "lfm2", "tensor_2", 90),
+            ("windows", "olmo3", "pipeline_3", 270),
+            ("windows", "gemma3", "solo", 270),
+        ],
+        of=[0],
+    ),
 )
 def test_states_are_those_of_the_right_tokens(
     five_peers: edge.Cluster,
     tiny_checkpoint: Callable[..., TinyCheckpoint],
+    has: str,
     family: str,
     layout: str,
     count: int,
 ) -> None:
-    """Of linear attention, of short convolutions and of windows, whose rows move twice in so many
-    tokens. Rewarded for it, an answer repeats itself."""
+    """Rows of windows move twice in so many tokens. Rewarded for it, an answer repeats itself."""
     checkpoint = tiny_checkpoint(family)
     plan = make_plan(checkpoint.spec, layout, model=checkpoint.path.name)
     repeating = {"temperature": 0.5, "seed": 4, "frequency_penalty": -2.0}
@@ -91,7 +93,7 @@ def test_states_are_those_of_the_right_tokens(
             guessed = reply(speculate="lookup", **sampling)
             assert guessed.token_ids == plain.token_ids
             assert guessed.statistics["accepted_tokens"] < guessed.statistics["drafted_tokens"]
-        assert guessed.statistics["accepted_tokens"] > 5
+        assert guessed.statistics["accepted_tokens"] > 5, has
         assert reply(speculate="lookup", **repeating).logprobs == guessed.logprobs
         assert reply(speculate="auto", **repeating).token_ids == guessed.token_ids
 
@@ -116,7 +118,9 @@ def white_space() -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    ("layout", "sampling"), repeats_are_slow(product(["solo", "mixed_2x2"], [{}, SAMPLED]))
+    ("layout", "sampling"),
+    # Other layouts with a schema: `tests/unit/runs/test_guessed_tokens.py`.
+    repeats_are_slow(product(["solo", "mixed_2x2"], [{}, SAMPLED]), of=[1]),
 )
 def test_what_a_schema_forces_takes_fewer_passes(
     five_peers: edge.Cluster, layout: str, sampling: dict[str, Any]
@@ -143,6 +147,7 @@ def test_what_a_schema_forces_takes_fewer_passes(
         assert reply("lookup").logprobs == guessed.logprobs
 
 
+@shown_in_parts("e2e/test_guessed_tokens.py", "unit/weights/test_packed_folders.py")
 def test_a_further_head_in_8_bit_floats(tmp_path: Path) -> None:
     floats = make_checkpoint(tmp_path / "floats", "deepseek_v3")
     add_further_head(floats, own_tables=False, alike=True)
@@ -172,10 +177,12 @@ def test_a_model_without_a_further_head(five_peers: edge.Cluster) -> None:
 @pytest.mark.parametrize(
     ("family", "layout"),
     [
-        ("glm4_moe", "solo"),
-        ("glm4_moe", "pipeline_2"),
         ("glm4_moe", "tensor_3"),
         ("qwen3_5", "pipeline_2"),
+        *(
+            pytest.param("glm4_moe", layout, marks=shown_in_parts("e2e/test_guessed_tokens.py"))
+            for layout in ("solo", "pipeline_2")
+        ),
     ],
 )
 def test_a_further_head_changes_no_token(

@@ -99,7 +99,8 @@ def test_rounded_caches_err_within_their_bounds(
 @pytest.mark.parametrize(
     ("family", "layout", "kv_dtype"),
     repeats_are_slow(
-        every_pair(FAMILIES, ["tensor_2", "pipeline_2", "mixed_2_then_3"], ["int8", "int4"])
+        every_pair(FAMILIES, ["tensor_2", "pipeline_2", "mixed_2_then_3"], ["int8", "int4"]),
+        of=(1, 2),
     ),
 )
 def test_plans_agree_on_rounded_caches(

@@ -20,6 +20,7 @@ from tests.support.checkpoints import TinyCheckpoint, hub
 from tests.support.lora_adapters import EVERY_MATRIX, RANK, Weights
 from tests.support.plans import make_plan, streaming
 from tests.support.processes import edge as run_edge
+from tests.support.slow_cases import shown_in_parts
 
 LARGEST_DIFFERENCE = 1e-4
 PROMPT_TOKENS = 24
@@ -107,6 +108,9 @@ def test_every_plan_computes_with_it(five_peers: edge.Cluster, cases: dict[str, 
     assert np.abs(logits - checkpoint.logits(prompt)).max() <= LARGEST_DIFFERENCE
 
 
+@shown_in_parts(
+    "unit/weights/test_lora.py", "e2e/test_exactness_quantized.py", "e2e/test_quantizing.py"
+)
 def test_it_is_rounded_with_the_model(cases: dict[str, Case], tmp_path: Path) -> None:
     case = cases["bfloat16"]
     checkpoint, adapter = case.model, case.adapter

@@ -22,7 +22,7 @@ NEW_TOKENS = 32
 PROMPT_TOKENS = 24
 """More than every window, and than the context that one was trained in."""
 
-LONG_PROMPT_TOKENS = 333
+LONG_PROMPT_TOKENS = 277
 """More than one chunk of a prompt."""
 
 PLANS = ("tensor_3", "pipeline_2")

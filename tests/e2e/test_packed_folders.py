@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from tests.support.packed_folders import (
     write_packed,
 )
 from tests.support.plans import make_plan, streaming
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 
 LARGEST_ERROR_OF_CODES = 1e-3
 LARGEST_ERROR_OF_FLOATS = 1e-4
@@ -99,7 +100,22 @@ IN_ACT_ORDER: dict[str, Case] = {
     "experts": ("qwen2_moe_in_blocks", gptq(act_order=True), "of 32 in act-order"),
 }
 
+LIKE_OTHERS = {
+    *("awq of 128", "compressed of 64", "compressed of 128", "fused gptq", "fused mlx", "experts"),
+    "convolutions and experts of compressed",
+}
+"""Read in a way that is shown for files alone, and computed with as in other cases."""
+
 PLANS = ("tensor_2", "tensor_3", "pipeline_2")
+
+
+def of_plans(cases: Iterable[str]) -> list[Any]:
+    mark = shown_in_parts("unit/weights/test_packed_folders.py", "e2e/test_packed_folders.py")
+    likewise = [case for case in cases if case in LIKE_OTHERS]
+    return [
+        *repeats_are_slow(product((case for case in cases if case not in LIKE_OTHERS), PLANS)),
+        *(pytest.param(*each, marks=mark) for each in product(likewise, PLANS)),
+    ]
 
 
 def check(cluster: edge.Cluster, path: Path, meant: TinyCheckpoint, plan: Plan, words: str) -> None:
@@ -118,7 +134,7 @@ def cut(meant: TinyCheckpoint, name: str, column_multiple: int) -> Plan:
     return streaming(make_plan(meant.spec, name, model="model"), 2)
 
 
-@pytest.mark.parametrize(("case", "plan"), repeats_are_slow(product(IN_ORDER, PLANS)))
+@pytest.mark.parametrize(("case", "plan"), of_plans(IN_ORDER))
 @pytest.mark.linux_ways
 def test_codes_are_computed_with_as_the_folder_has_them(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, case: str, plan: str
@@ -133,7 +149,7 @@ def test_codes_are_computed_with_as_the_folder_has_them(
     check(five_peers, path, meant, cut(meant, plan, 256 if case == "nvfp4" else 128), words)
 
 
-@pytest.mark.parametrize(("case", "plan"), repeats_are_slow(product(IN_ACT_ORDER, PLANS)))
+@pytest.mark.parametrize(("case", "plan"), of_plans(IN_ACT_ORDER))
 @pytest.mark.linux_ways
 def test_codes_in_act_order_are_computed_with_in_their_order(
     five_peers: edge.Cluster, tiny_checkpoint: Checkpoints, tmp_path: Path, case: str, plan: str

@@ -22,6 +22,7 @@ from tests.support.mmproj_files import write_mmproj
 from tests.support.processes import PATIENCE_S, edge_process
 from tests.support.processes import edge as run_edge
 from tests.support.seeing_models import with_random_weights
+from tests.support.slow_cases import shown_in_parts
 from tests.support.small_pictures import FAMILIES, noise, png
 from tests.unit.pictures.test_reader import processor_of, wanted_ids
 
@@ -143,6 +144,11 @@ def test_from_a_gguf_file_and_the_one_beside_it(reference: Reference, tmp_path: 
     assert found.text == reference.text(SMALL, WIDE)
 
 
+@shown_in_parts(
+    "unit/server/test_pictures_in_requests.py",
+    "multiprocess/test_server_clients.py",
+    "multiprocess/test_page.py",
+)
 def test_clients_of_other_programs(reference: Reference, url: str) -> None:
     import anthropic  # a third of all that the tests import, and each worker would
     import ollama

@@ -26,6 +26,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import bundled_plan, make_plan
 from tests.support.processes import PATIENCE_S, edge_process, poll_until
 from tests.support.processes import edge as run_edge
+from tests.support.slow_cases import shown_in_parts
 
 WINDOWS, WINDOW_TOKENS = 5, 64
 READ: dict[str, Any] = {"windows": 3, "window_tokens": 192}
@@ -86,7 +87,10 @@ def test_less_is_lost_than_by_rounding_alone(
     assert found.measured.mean_kl < 0.75 * plain.measured.mean_kl
 
 
-@pytest.mark.parametrize("layout", ["solo", "pipeline_2", "tensor_2"])
+@pytest.mark.parametrize(
+    "layout",
+    ["tensor_2", pytest.param("pipeline_2", marks=shown_in_parts("e2e/test_packed_folders.py"))],
+)
 def test_every_plan_runs_it_alike(cluster: edge.Cluster, made: edge.Quantized, layout: str) -> None:
     with Checkpoint.open(made.path) as checkpoint:
         spec, form = checkpoint.spec, edge.LoadOptions().weight_format(checkpoint)

@@ -65,13 +65,14 @@ def expected_tokens(
 
 @pytest.mark.parametrize(
     ("family", "layout"),
+    # Shards of one stage choose a token in `tests/contract/test_token_choice.py`, however many.
     repeats_are_slow(
         [
-            *itertools.product(
-                ["llama", "qwen3"], ["solo", "pipeline_3", "tensor_5", "mixed_2_then_3"]
-            ),
-            *itertools.product(["many_words"], ["solo", "tensor_2", "tensor_3", "mixed_2_then_3"]),
-        ]
+            *itertools.product(["llama"], ["tensor_5", "solo", "pipeline_3", "mixed_2_then_3"]),
+            *itertools.product(["qwen3"], ["pipeline_3", "solo", "tensor_5", "mixed_2_then_3"]),
+            *itertools.product(["many_words"], ["mixed_2_then_3", "solo", "tensor_2", "tensor_3"]),
+        ],
+        of=(0,),
     ),
 )
 def test_a_seed_gives_the_same_tokens_on_every_plan(

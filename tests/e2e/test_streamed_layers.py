@@ -17,7 +17,7 @@ from edge.planning.load_options import Streaming
 from edge.weights.formats import weight_format
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import bundled_plan, make_plan, streaming
-from tests.support.slow_cases import every_pair, repeats_are_slow
+from tests.support.slow_cases import every_pair, repeats_are_slow, shown_in_parts
 
 pytestmark = pytest.mark.linux_ways
 
@@ -77,7 +77,10 @@ def test_logits_are_those_of_layers_in_memory(
     assert streamed[1] == tokens
 
 
-@pytest.mark.parametrize("layout", ["pipeline_2", "tensor_2"])
+@pytest.mark.parametrize(
+    "layout",
+    ["tensor_2", pytest.param("pipeline_2", marks=shown_in_parts("e2e/test_streamed_layers.py"))],
+)
 def test_more_layers_than_slots_go_round_and_round(five_peers: edge.Cluster, layout: str) -> None:
     """And several requests share the steps, with codes in the KV cache."""
     prompts = [[5, 9, 2], [7] * 9, [3, 1, 4, 1, 5]]

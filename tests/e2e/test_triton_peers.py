@@ -19,7 +19,7 @@ from tests.support.plans import make_plan, streaming
 from tests.support.processes import Daemon, cluster_of_daemons
 from tests.support.processes import edge as run_edge
 from tests.support.reference_model import ReferenceModel
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 from tests.support.specs import shape
 
 Checkpoints = Callable[..., TinyCheckpoint]
@@ -152,6 +152,7 @@ def test_both_kinds_of_peer_compute_with_the_same_codes(
     assert error <= LARGEST_ERROR_OF_CODES
 
 
+@shown_in_parts("contract/test_stage_program.py", "e2e/test_kv_dtypes.py")
 def test_replies_at_once_with_rounded_caches(
     cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
@@ -213,6 +214,7 @@ def test_a_host_holds_what_its_device_has_no_room_for(
     assert list(reply.token_ids) == checkpoint.greedy(prompt, 3)
 
 
+@shown_in_parts("contract/test_stage_program.py", "multiprocess/test_kv_disk.py")
 def test_a_request_longer_than_the_memory_of_both_kinds_of_peer(
     tiny_checkpoint: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

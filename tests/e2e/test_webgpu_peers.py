@@ -112,8 +112,8 @@ def test_a_long_prompt_is_computed_in_halves_beside_a_cpu(
 def test_codes_are_those_of_other_peers(
     cluster: edge.Cluster, tiny_checkpoint: Checkpoints
 ) -> None:
-    checkpoint = tiny_checkpoint("llama", layers=2)
-    prompt = checkpoint.prompt(PROMPT_TOKENS)
+    checkpoint = tiny_checkpoint("llama", layers=1)
+    prompt = checkpoint.prompt(4)
     plan = make_plan(
         checkpoint.spec, "tensor_2", model=checkpoint.path.name, devices=[WEBGPU, CPU],
         column_multiple=32,

@@ -89,7 +89,8 @@ def test_codes_are_computed_with_as_they_stand(
 
 
 @pytest.mark.parametrize(
-    "family", ["mixtral", "gpt_oss", pytest.param("qwen2_moe", marks=BY_COLUMNS)]
+    "family",
+    ["mixtral", *(pytest.param(each, marks=BY_COLUMNS) for each in ("gpt_oss", "qwen2_moe"))],
 )
 @pytest.mark.linux_ways
 def test_from_disk_they_give_the_same_bits(

@@ -13,6 +13,7 @@ from tests.multiprocess.conftest import LONG_CONTEXT, with_long_context
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon
+from tests.support.slow_cases import shown_in_parts
 
 
 @pytest.fixture
@@ -31,6 +32,9 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Daemo
         daemon.close()
 
 
+@shown_in_parts(
+    "contract/test_collective.py", "e2e/test_triton_peers.py", "multiprocess/test_lost_peers.py"
+)
 def test_two_gpus_of_one_host_answer_as_transformers_and_lose_each_other(
     pair: list[Daemon], tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
 ) -> None:

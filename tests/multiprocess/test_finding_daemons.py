@@ -166,7 +166,7 @@ def test_a_strangers_copy_of_an_announcement_leads_nobody_anywhere(
     def look(north: Daemon) -> None:
         def found() -> list[str]:
             """Of all that is announced within some seconds: nobody knows how many that are."""
-            with discover(cluster_name, at_least=9, timeout_s=4.0) as cluster:
+            with discover(cluster_name, at_least=9, timeout_s=2.0) as cluster:
                 return [peer.address for peer in cluster.peers]
 
         with announced(tmp_path, cluster_name, "south") as south:

@@ -22,7 +22,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon, Outcome
 from tests.support.processes import edge as edge_command
 from tests.support.replies import EndlessReplies
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import repeats_are_slow, shown_in_parts
 
 CONTEXT = 400
 CHUNK = 256
@@ -54,7 +54,13 @@ def answer(model: edge.Model, prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("plan", "dtype"),
-    repeats_are_slow([("pipeline", "int4"), ("tensor", "int4"), ("tensor", "float32")]),
+    [
+        ("pipeline", "int4"),
+        *(
+            pytest.param(*case, marks=shown_in_parts("multiprocess/test_kept_beginnings.py"))
+            for case in (("tensor", "int4"), ("tensor", "float32"))
+        ),
+    ],
 )
 def test_a_conversation_is_as_if_each_turn_were_computed_anew(
     checkpoint: TinyCheckpoint, plan: Parallel, dtype: Dtype

@@ -21,6 +21,7 @@ from tests.support.checkpoints import TinyCheckpoint
 from tests.support.processes import Daemon
 from tests.support.processes import edge as run_edge
 from tests.support.replies import replies_at_once
+from tests.support.slow_cases import shown_in_parts
 from tests.support.small_disk import fill, small_disk
 from tests.support.specs import shape
 
@@ -178,7 +179,14 @@ def test_what_is_refused(checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "dtype", "streamed"), [("int8", "int4", 0), ("int4", "int8", 3)]
+    ("kv_dtype", "dtype", "streamed"),
+    [
+        ("int4", "int8", 3),
+        pytest.param(
+            *("int8", "int4", 0),
+            marks=shown_in_parts("multiprocess/test_kv_disk.py", "contract/test_stage_program.py"),
+        ),
+    ],
 )
 @pytest.mark.linux_ways
 def test_codes_and_streamed_layers_move_as_well(

@@ -115,7 +115,11 @@ def first_answer(
 ) -> tuple[Questions, ClusterSpec]:
     """The pair, measured with nothing known."""
     first = Questions(checkpoint, tmp_path_factory.mktemp("known"))
-    return first, first.ask(peers_of(pair))
+    peers = peers_of(pair)
+    unknown = first.ask(peers, only_known=True)
+    assert unknown.devices == tuple(peer.device() for peer in peers)
+    assert first.measured == []
+    return first, first.ask(peers)
 
 
 @pytest.fixture
@@ -177,40 +181,42 @@ def test_peers_measure_themselves_and_their_link(
 
 
 def test_what_is_known_is_not_measured(
-    checkpoint: TinyCheckpoint, tmp_path: Path, questions: Questions
+    pair: list[Daemon],
+    first_answer: tuple[Questions, ClusterSpec],
+    known: Questions,
+    tmp_path: Path,
 ) -> None:
     """Links are looked at; for a device alone its daemon need not even be there."""
+    peers = peers_of(pair)
+    _asked, first = first_answer
+    for only_known in (True, False):
+        again = known.ask(peers, only_known=only_known)
+        assert again.devices == first.devices
+        assert {(link.source, link.target) for link in again.links} == {
+            (link.source, link.target) for link in first.links
+        }
+        assert set(known.measured) <= {""}, "what the links were found to be is their time"
+    forget_link(peers[1], peers[0], cache_root=known.cache)
+    known.ask(peers)
+    assert known.measured == [""], "one link"
+    forget_device(peers[1], cache_root=known.cache)
+    found = known.ask(peers, only_known=True)
+    assert found.devices[1].rates == found.devices[0].rates, "as fast as the one like it"
+    assert set(known.measured) <= {""}
+    cache = FactsCache(known.cache / "measured")
+    times = cache.link(peers[0], peers[1])
+    assert times is not None
     with start_together(
-        lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a", *LITTLE),
-        lambda: Daemon(tmp_path / "b", "--no-announce", "--name", "b", *LITTLE),
+        lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a"),
+        lambda: Daemon(tmp_path / "b", "--no-announce", "--name", "b"),
     ) as daemons:
-        peers = peers_of(daemons)
-        assert questions.ask(peers, only_known=True).devices == tuple(
-            peer.device() for peer in peers
-        )
-        assert questions.measured == []
-        first = questions.ask(peers)
-        for only_known in (True, False):
-            again = questions.ask(peers, only_known=only_known)
-            assert again.devices == first.devices
-            assert {(link.source, link.target) for link in again.links} == {
-                (link.source, link.target) for link in first.links
-            }
-            assert set(questions.measured) <= {""}, "what the links were found to be is their time"
-        forget_link(peers[1], peers[0], cache_root=questions.cache)
-        questions.ask(peers)
-        assert questions.measured == [""], "one link"
-        forget_device(peers[1], cache_root=questions.cache)
-        known = questions.ask(peers, only_known=True)
-        assert known.devices[1].rates == known.devices[0].rates, "as fast as the one like it"
-        assert set(questions.measured) <= {""}
+        gone = peers_of(daemons)
         for daemon in daemons:
             daemon.kill()
-    cache = FactsCache(questions.cache / "measured")
-    assert cache.link(peers[0], peers[1]) is not None
+    cache.keep_link(gone[0], gone[1], times)
     for refresh in (True, False):
         with pytest.raises(PeerLostError) as raised:
-            questions.ask(peers, refresh=refresh, only_known=not refresh)
+            known.ask(gone, refresh=refresh, only_known=not refresh)
         assert raised.value.peer == "a"
 
 
@@ -313,7 +319,7 @@ def test_a_peer_with_too_little_memory_is_not_measured(
 def test_a_peer_that_dies_meanwhile_is_named(
     moment: str, tmp_path: Path, questions: Questions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(passing_time.VARIABLE, passing_time.USUAL_DIAL)
+    monkeypatch.setenv(passing_time.VARIABLE, passing_time.SHORT_DIAL)
     with start_together(
         lambda: Daemon(tmp_path / "a", "--no-announce", "--name", "a", *LITTLE),
         lambda: Daemon(tmp_path / "c", "--no-announce", "--name", "c", *LITTLE),

@@ -31,7 +31,7 @@ def test_their_replies_are_known_beforehand(plan: edge.Parallel) -> None:
 def test_runs_beside_each_other_refuse_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has keys of its own, which this device's are not either: over channels, and over a link
     between a peer of one and a peer of the other."""
-    monkeypatch.setenv(passing_time.VARIABLE, passing_time.USUAL_DIAL)
+    monkeypatch.setenv(passing_time.VARIABLE, passing_time.SHORT_DIAL)
     with (
         edge.Cluster.local(peers=1, threads=1, backend="null") as one,
         edge.Cluster.local(peers=1, threads=1, backend="null") as other,

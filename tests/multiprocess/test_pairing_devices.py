@@ -187,6 +187,7 @@ def test_who_pairs_to_lend_goes_on_as_a_peer(device: Callable[[str], Device]) ->
         assert process.returncode == 0, err
 
 
+@shown_in_parts("multiprocess/test_pairing_devices.py", "unit/membership/test_membership.py")
 def test_an_expelled_device_is_refused_by_a_member_that_was_away(
     device: Callable[[str], Device], checkpoint: TinyCheckpoint
 ) -> None:
@@ -352,6 +353,11 @@ def test_a_new_key_takes_members_along(
         assert daemon.end() == 0
 
 
+@shown_in_parts(
+    "unit/membership/test_rotation.py",
+    "unit/protocol/test_key_rotation_push.py",
+    "multiprocess/test_pairing_devices.py",
+)
 def test_peers_that_are_there_follow_at_once(
     device: Callable[[str], Device], tmp_path: Path
 ) -> None:

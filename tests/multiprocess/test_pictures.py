@@ -23,6 +23,7 @@ from tests.support.seeing_models import FAMILIES, GGUF_TEXTS, Asked, SeeingModel
 from tests.support.slow_cases import every_pair, repeats_are_slow, shown_in_parts
 
 CONTEXT = 512
+TOKENS = 16
 PLANS = ("solo", "pipeline_2", "tensor_3")
 SLOW = shown_in_parts("unit/weights/test_gguf_towers.py")
 OTHER_GGUF_FAMILIES = [each for each in FAMILIES if each not in ("qwen3_vl", "gemma4_large")]
@@ -81,16 +82,16 @@ def test_answers(
 ) -> None:
     seeing = model_of(family, made, tmp_path_factory)
     asked = seeing.asked(count, before=40, seed=count)
-    expected = seeing.greedy(asked, 32)
+    expected = seeing.greedy(asked, TOKENS)
     with loaded(cluster, seeing, layout) as model:
-        reply = answer(model, asked, 32)
+        reply = answer(model, asked, TOKENS)
         assert list(reply.token_ids) == expected
         pictures = pictures_of(model)
         assert reply.statistics["tiles_read"] == count
         planned = {f"local-{number + 1}" for number in range(len(LAYOUTS[layout]))}
         if layout != "tensor_3":
             assert planned.isdisjoint(pictures.devices)
-        further = (*asked.prompt, *expected[:20], 5, 6)
+        further = (*asked.prompt, *expected, 5, 6)
         reply = answer(model, asked, 4, further)
         assert reply.statistics["tiles_read"] == 0, "the next turn reads nothing"
         if not any(each.window for each in seeing.spec.attentions.values()):
@@ -109,7 +110,7 @@ def test_answers_from_a_gguf_file_and_the_one_beside_it(
     seeing.as_gguf(tmp_path / "files")
     asked = seeing.asked(2, before=40, seed=3)
     with loaded(cluster, seeing, "pipeline_2") as model:
-        assert list(answer(model, asked, 32).token_ids) == seeing.greedy(asked, 32)
+        assert list(answer(model, asked, TOKENS).token_ids) == seeing.greedy(asked, TOKENS)
 
 
 def test_a_tower_that_fits_on_no_device_is_cut(tmp_path: Path) -> None:

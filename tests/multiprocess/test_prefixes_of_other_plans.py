@@ -12,7 +12,12 @@ import edge
 from tests.support.checkpoints import TinyCheckpoint
 from tests.support.plans import make_plan
 from tests.support.processes import Daemon
-from tests.support.slow_cases import repeats_are_slow
+from tests.support.slow_cases import shown_in_parts
+
+ON_OTHER_PLANS = shown_in_parts(
+    "multiprocess/test_prefixes_of_other_plans.py", "multiprocess/test_stored_prefixes.py"
+)
+"""Prompts of a family without states are found by the same plan there, of one with states here."""
 
 
 class Asked:
@@ -59,9 +64,13 @@ class Asked:
 
 @pytest.mark.parametrize(
     ("family", "has_states"),
-    repeats_are_slow(
-        [("llama", False), ("qwen3_5", True), ("lfm2", True), ("gemma3", True)], of=[1]
-    ),
+    [
+        ("qwen3_5", True),
+        *(
+            pytest.param(*case, marks=ON_OTHER_PLANS)
+            for case in (("llama", False), ("lfm2", True), ("gemma3", True))
+        ),
+    ],
 )
 def test_devices_take_what_they_have_stored_and_get_the_rest_from_others(
     tiny_checkpoint: Callable[..., TinyCheckpoint], family: str, has_states: bool, tmp_path: Path

@@ -69,8 +69,8 @@ class ScriptedDrafter:
         pass
 
 
-REPEATS = ("pipeline", "mixed", "solo, states", "tensor, states")
-"""The others have every plan, and states with and without shards beside."""
+REPEATS = ("pipeline", "mixed", "solo, states", "tensor, states", "pipeline, states")
+"""The others have shards alone, beside and behind others, and states behind and beside them."""
 IN_PARTS = shown_in_parts("property/test_speculation.py")
 
 

@@ -5,7 +5,7 @@ A test of a deadline calls `let_pass`, so a slow machine does not reach it first
 Edge limits how long a handshake, an answer or a sign of life may take. A busy machine can take
 longer, and tests would be told of a lost peer. So tests with daemons, and processes forked for
 tests, raise these limits to `LONG_S`. A test of a limit sets its own, or keeps the usual one. For
-the same reason they measure links for a shorter time.
+the same reason they measure links for a shorter time. Nor do they wait for a peer that is killed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LONG_S = 200.0
 VARIABLE = "EDGE_TESTS_LIMITS"
 """Limits of what is forked, in seconds: module.NAME=1.5, with commas between."""
 
-USUAL_DIAL = "edge.peer.profiling_calls._DIAL_TIMEOUT_S=2"
+SHORT_DIAL = "edge.peer.profiling_calls._DIAL_TIMEOUT_S=0.2"
 """For VARIABLE, where a neighbour is not to be reached: an address that does not answer takes all
 of its time."""
 
@@ -83,9 +83,11 @@ LIMITS = (
 BRIEFLY_S = {
     "edge.protocol.link_probe._ENOUGH_S": 5e-3,
     "edge.protocol.link_probe._LARGE_SPAN_S": 0.02,
+    "edge.runs.shipping.FIRST_DELAY_S": 1e-3,
 }
 """How long large messages go over a link that is measured: of two daemons here, they keep a core
-busy for as long, and how fast they are decides nothing."""
+busy for as long, and how fast they are decides nothing. And how long one waits who is cut off from
+a peer that gets weights, before it connects again: twice as long each time, for three seconds."""
 
 DEFAULTS = (
     ("edge.peer.connection", "Connection.__init__", "silent_after_s"),

@@ -431,7 +431,7 @@ def wrong_guesses_leave_nothing_behind(kind: Kind) -> None:
                 return np.concatenate(rows), found
 
             logits, cached = computed("a", ())
-            for turn in range(3):
+            for turn in range(1 if kind.name == "triton" else 3):  # interpreted kernels are slow
                 again, cached_again = computed("b", draw.choice([1, 3], turn).tolist())
                 if program.rows_agree:
                     np.testing.assert_array_equal(again, logits)

@@ -5,6 +5,7 @@ A script, as `halves` is: the process of the tests has sessions with pools of th
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -123,7 +124,7 @@ def load(
 
 def main(folder: Path, name: str) -> None:
     form = uniform_format(name)
-    for what, layout in layouts():
+    for number, (what, layout) in enumerate(layouts()):
         packed = DerivedCache(folder / f"packed {name} {what}", 1 << 30)
         most_bytes = load_bytes(layout, form)
         with written_weights(layout, form, folder) as weights:
@@ -132,9 +133,10 @@ def main(folder: Path, name: str) -> None:
                 # What else an operator may be agrees, or the load above would have failed.
                 patch.setattr("edge.backends.ort.backend.run_self_check", _agreed)
                 none, expected = load(weights, layout, form)
-                tight = replace(weights, packed=packed, load_room_bytes=most_bytes - 1)
-                tight_nodes, _outputs = load(tight, layout, form, ())
-                assert not tight_nodes["QMoE"], "what it is packed from has no room"
+                if not number:
+                    tight = replace(weights, packed=packed, load_room_bytes=most_bytes - 1)
+                    tight_nodes, _outputs = load(tight, layout, form, ())
+                    assert not tight_nodes["QMoE"], "what it is packed from has no room"
             assert (none["QMoE"], stacked["QMoE"]) == (0, STACKED_LAYERS), what
         for one, other in zip(found, expected, strict=True):
             # Inputs of products are rounded: where they lie between two codes, to another one.
@@ -147,7 +149,7 @@ def main_of_files(folder: Path) -> None:
     rules = Rule("down.weight", FileBlocks("Q8_0")), Rule("up.weight", FileBlocks("IQ4_NL"))
     recipe = Recipe(FileBlocks("Q5_1"), rules)
     form = WeightFormat(name="as stored", recipe=recipe, accuracy="fast")
-    for what, layout in layouts():
+    for what, layout in itertools.islice(layouts(), 0, None, 2):  # one of each plan
         with written_weights(layout, form, folder) as weights:
             joined, found = load(weights, layout, form)
             with pytest.MonkeyPatch.context() as patch:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from edge.errors import CheckpointError, RequestError
 from edge.pictures.decoder import Picture, PictureDecoder
 from edge.pictures.settings import tiling_of
 from edge.weights.picture_files import picture_files
+from tests.support.slow_cases import repeats_are_slow
 
 SIZES = ((1, 1), (5, 3), (37, 64), (300, 200), (333, 1000), (2500, 40), (17, 1700), (1600, 1601))
 """(width, height)."""
@@ -66,9 +68,10 @@ def normalized(theirs: Any, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
     return np.asarray(values)
 
 
-@pytest.mark.parametrize("model_type", ["smolvlm", "idefics3"])
-@pytest.mark.parametrize("splits", [True, False])
-@pytest.mark.parametrize("longest", [64, 150, 256])
+@pytest.mark.parametrize(
+    ("longest", "splits", "model_type"),
+    repeats_are_slow(product([64, 150, 256], [True, False], ["smolvlm", "idefics3"])),
+)
 def test_split_pictures(tmp_path: Path, model_type: str, splits: bool, longest: int) -> None:
     settings = {
         "size": {"longest_edge": longest},

@@ -134,10 +134,11 @@ def test_copies_of_keys_and_values_go_with_the_reply(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "lengths"), [("pipeline_2", (5, 20, 11, 1)), ("tensor_2", (5, 230, 20))]
+    ("layout", "lengths", "new_tokens"),
+    [("pipeline_2", (5, 20, 11, 1), 80), ("tensor_2", (5, 230, 20), 30)],
 )
 def test_requests_take_turns_in_memory(
-    layout: str, lengths: tuple[int, ...], tmp_path: Path, spec: ModelSpec
+    layout: str, lengths: tuple[int, ...], new_tokens: int, tmp_path: Path, spec: ModelSpec
 ) -> None:
     """Four over memory for two; or among them one that is longer than memory."""
 
@@ -145,12 +146,12 @@ def test_requests_take_turns_in_memory(
         async with null_peers(tmp_path, 2, kv_disk_bytes=1 << 24) as daemons:
             bounds = limits(memory=256, disk=1000, context=320)
             model = await load(daemons, layout, bounds, Owner(), tmp_path)
-            sinks = await finish(model, replies(lengths, 80))
+            sinks = await finish(model, replies(lengths, new_tokens))
             written = [each.kv_written_bytes for each in await model.measure()]
             await model.aclose()
         assert [sink.errors for sink in sinks] == [[]] * len(lengths)
         for length, sink in zip(lengths, sinks, strict=True):
-            assert sink.tokens == expected_tokens(spec, prompt(length), 80, SEEDED)
+            assert sink.tokens == expected_tokens(spec, prompt(length), new_tokens, SEEDED)
         assert all(written), "some left memory"
 
     asyncio.run(main())

@@ -25,6 +25,7 @@ from edge.peer import graph_parts
 from edge.peer.hosted_part import HostedPart
 from edge.progress import ignore_progress
 from edge.protocol.peer_info import PeerInfo, describe_peer
+from edge.runs import shipping
 from edge.runs.graphs import cut_graph, measured_peers, measuring
 from edge.runs.graphs.agreement import compare, tolerance_of
 from edge.runs.graphs.cut_graph import CutGraph, load_cut_graph
@@ -287,8 +288,9 @@ def test_a_large_picture_is_computed_in_tiles(tmp_path: Path) -> None:
     async def main() -> None:
         async with two_peers(tmp_path) as peers:
             options, sample = GraphOptions(objective="throughput"), picture(160, 200)
-            arguments = peers, sample, options, ignore_progress
-            tiled = await load_tiled_graph(open_onnx(path), *arguments, TileSize(64, 16))
+            rest = sample, options, ignore_progress
+            tiled = await load_tiled_graph(open_onnx(path), peers, *rest, TileSize(64, 16))
+            arguments = peers[:1], *rest
             graph = AsyncGraph(tiled)
             assert graph.tiles is not None
             assert (graph.tiles.step, graph.tiles.count) == (4, 12)
@@ -584,7 +586,10 @@ def test_sections_are_not_cut_where_a_tensor_cannot_travel(
     assert sections == [range(4), range(4, 5)]
 
 
-def test_graphs_and_plans_that_cannot_run_are_refused(tmp_path: Path) -> None:
+def test_graphs_and_plans_that_cannot_run_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipping, "FIRST_DELAY_S", 0.0)  # until one is lost
     strange = branches()
     strange.graph.node[2].op_type = "Nonsense"
     folder = tmp_path / "strange"

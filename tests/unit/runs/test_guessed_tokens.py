@@ -104,7 +104,11 @@ async def until_it_has(answer: Answer, tokens: int) -> None:
             await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize(("layout", "has_states"), repeats_are_slow(product(COUNTS, [False, True])))
+@pytest.mark.parametrize(
+    ("layout", "has_states"),
+    # Answers that share steps on other layouts: `test_coordinated_replies.py`.
+    repeats_are_slow(product(["pipeline_2", "solo", "mixed_2x2"], [False, True]), of=[1]),
+)
 def test_answers_that_come_and_go_beside_each_other(
     layout: str,
     has_states: bool,
@@ -223,7 +227,9 @@ def test_an_answer_is_computed_again_in_the_same_steps_after_a_loss(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("layout", "has_states"), repeats_are_slow(product(COUNTS, [False, True])))
+@pytest.mark.parametrize(
+    ("layout", "has_states"), repeats_are_slow(product(COUNTS, [False, True]), of=[1])
+)
 def test_answers_beside_each_other_have_drafts_in_turn(
     layout: str,
     has_states: bool,
@@ -320,7 +326,10 @@ def led(grammars: Grammars, sink: Results, speculate: Speculation, number: int) 
     return answer
 
 
-@pytest.mark.parametrize(("layout", "number"), repeats_are_slow(product(COUNTS, [0, 1])))
+@pytest.mark.parametrize(
+    ("layout", "number"),
+    repeats_are_slow(product(["mixed_2x2", "pipeline_2", "solo"], [0, 1]), of=[1]),
+)
 def test_an_answer_with_a_schema_goes_on_elsewhere(
     layout: str, number: int, tmp_path: Path, grammars: Grammars
 ) -> None:
