@@ -115,11 +115,7 @@ class Widths:
                 if has_tiles
                 and isinstance(part, Attention)
                 and part.latent is None
-                and attends_in_tiles(
-                    part.packed(spec.norm_epsilon),
-                    kv_bits(kv_dtype),
-                    among_pictures=part.sees_pictures,
-                )
+                and attends_in_tiles(part.packed(spec.norm_epsilon), kv_bits(kv_dtype))
             ),
             vocab_rows=len(layout.vocab),
             is_split=layout.is_split,

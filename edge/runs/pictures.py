@@ -83,7 +83,6 @@ class Pictures:
             tell=tell,
         )
         self._chunk_tokens = load.limits.chunk_tokens
-        self._kv_dtype = load.kv_dtype
         mixers = load.spec.attentions.values()
         self._has_axes = any(each.rotary.axes for each in mixers)
         self._sees_pictures = any(each.sees_pictures for each in mixers)
@@ -147,12 +146,6 @@ class Pictures:
             raise RequestError(
                 f"{', '.join(unable)} cannot compute the pictures of this model on a GPU",
                 remedy="start its peer with --backend ort",
-            )
-        if self._sees_pictures and self._kv_dtype == "int4":
-            raise RequestError(
-                "the rows of a picture see each other in this model, which is not computed with "
-                "keys and values in int4",
-                remedy="load it with another kv_dtype",
             )
         longest = max((last - first for first, last in blocks), default=0)
         if self._sees_pictures and longest > self._chunk_tokens:

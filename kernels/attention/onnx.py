@@ -39,13 +39,9 @@ def _is_by_nodes(form: PackedAttention, provider: Provider) -> bool:
     return provider.attends_by_nodes or (form.soft_cap is not None and provider.is_webgpu)
 
 
-def takes_counts(
-    form: PackedAttention, kv_bits: int | None, provider: Provider, *, sees_all: str = ""
-) -> bool:
-    """Whether the operator of kernels/native attends. sees_all: see `AttentionNames`."""
-    return provider.has_own_attention and attends_in_tiles(
-        form, kv_bits, among_pictures=bool(sees_all)
-    )
+def takes_counts(form: PackedAttention, kv_bits: int | None, provider: Provider) -> bool:
+    """Whether the operator of kernels/native attends."""
+    return provider.has_own_attention and attends_in_tiles(form, kv_bits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +106,7 @@ def attention(
     turned_elements, epsilon = form.turned_elements, form.epsilon
     by_itself = turned_elements > 0 and _rotates_itself(form, graph.provider)
     is_by_nodes = _is_by_nodes(form, graph.provider)
-    among_pictures = bool(names.sees_all) and form.window is not None
+    among_pictures = bool(names.sees_all) and form.window is not None and not names.counts
     unrounded: list[str] = []
     assert not cache.unrounded or names.counts, "ONNX Runtime's operator knows codes only"
     by_itself &= not among_pictures  # whose nodes take rotated keys
@@ -194,7 +190,7 @@ def attention(
         output, present_keys, present_values, *unrounded = graph.nodes(
             _OPERATORS[cache.bits],
             *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
-            names.counts, cache.unrounded,
+            names.counts, cache.unrounded, names.sees_all,
             outputs=4 if cache.unrounded else 3, domain=EDGE,
             heads=num_heads, kv_heads=num_kv_heads, size=padded,
             turned=form.turned_elements if by_itself else 0, interleaved=int(form.interleaved),

@@ -27,12 +27,14 @@ def attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Array | None = None,
+    sees_all: bool = False,
 ) -> Array:
     """Attend `tokens` queries, the first at `position`, to `position + tokens` keys.
 
     query [tokens, num_heads, head_size]; keys, values [position + tokens, num_kv_heads, head_size];
     sinks [num_heads] → [tokens, num_heads, head_size]. Query head i reads KV head
-    i // (num_heads / num_kv_heads). scale: 1 / sqrt(head_size) if it is not given.
+    i // (num_heads / num_kv_heads). scale: 1 / sqrt(head_size) if it is not given. sees_all: the
+    tokens see those behind them, too, as the rows of a picture do.
     """
     tokens, num_heads, head_size = query.shape
     group = num_heads // keys.shape[1]
@@ -44,7 +46,7 @@ def attention(
         scores = soft_cap * np.tanh(scores / soft_cap)
     query_at = position + np.arange(tokens)[:, None]
     key_at = np.arange(keys.shape[0])[None, :]
-    visible = key_at <= query_at
+    visible = (key_at <= query_at) | sees_all
     if window is not None:
         visible &= key_at > query_at - window
     scores = np.where(visible[None], scores, -np.inf)

@@ -17,16 +17,9 @@ _PAGE_FLOATS = (2 << 20) // 4
 """Larger memory takes whole pages of this size."""
 
 
-def attends_in_tiles(
-    form: PackedAttention, kv_bits: int | None, *, among_pictures: bool = False
-) -> bool:
-    """Whether the operator computes this form, with keys and values of kv_bits (None: float32).
-
-    among_pictures: rows of a picture see each other.
-    """
-    if among_pictures or kv_bits not in {None, 8, 4}:
-        return False
-    return form.head_size <= _LARGEST_HEAD
+def attends_in_tiles(form: PackedAttention, kv_bits: int | None) -> bool:
+    """Whether the operator computes this form, with keys and values of kv_bits (None: float32)."""
+    return kv_bits in {None, 8, 4} and form.head_size <= _LARGEST_HEAD
 
 
 def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_tokens: int) -> int:
@@ -36,7 +29,7 @@ def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_t
     divided = min(queries, _ENOUGH_PARTS * _MOST_QUERIES)
     parts = -(-context_tokens // _PART_KEYS)
     if form.window is not None:  # which begins anywhere in a part
-        seen = form.window + _MOST_QUERIES - 1
+        seen = form.window + rows - 1
         parts = min(parts, (seen + _PART_KEYS - 2) // _PART_KEYS + 1)
     values = queries * size + divided * parts * (2 + size)
     if keeps_unrounded(kv_bits):

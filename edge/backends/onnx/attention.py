@@ -48,12 +48,7 @@ def lower_attention(
             build.graph,
             packed,
             cache,
-            _inputs(
-                build,
-                part,
-                entry,
-                needs_positions=part.sees_pictures and part.window is not None,
-            ),
+            _inputs(build, part, entry),
             part.packed(build.spec.norm_epsilon),
             query_norm=build.vector(f"{p}query_norm"),
             key_norm=build.vector(f"{p}key_norm"),
@@ -72,7 +67,7 @@ def lower_attention(
 
 
 def _inputs(
-    build: SegmentBuilder, part: Attention, entry: Entry, *, needs_positions: bool
+    build: SegmentBuilder, part: Attention, entry: Entry, *, needs_positions: bool = False
 ) -> AttentionNames:
     graph, turned = build.graph, part.rotary.turned_elements
     cos = sin = positions = ""
@@ -82,6 +77,11 @@ def _inputs(
             for name in rotation_names(build.layout.rotations.index(part.rotary))
         )
     packed = part.packed(build.spec.norm_epsilon)
+    counts = ""
+    if takes_counts(packed, build.kv_bits, graph.provider):
+        counts = graph.input(entry.named("counts"), np.int32, [entry.requests])
+    # Nodes turn the queries and keys of pictures behind a window.
+    needs_positions |= part.sees_pictures and part.window is not None and not counts
     if needs_positions or attention_needs_positions(packed, graph.provider):
         positions = graph.input(entry.named("positions"), np.int64, [entry.size, "tokens"])
     turns = sees_all = ""
@@ -89,9 +89,6 @@ def _inputs(
         turns = graph.input(entry.named("turns"), np.int64, [entry.size, "tokens"])
     if part.sees_pictures and not graph.provider.is_webgpu:
         sees_all = graph.input("sees_all", np.bool_, [])
-    counts = ""
-    if takes_counts(packed, build.kv_bits, graph.provider, sees_all=sees_all):
-        counts = graph.input(entry.named("counts"), np.int32, [entry.requests])
     return AttentionNames(
         turns=turns,
         sees_all=sees_all,

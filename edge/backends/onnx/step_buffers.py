@@ -138,7 +138,7 @@ class StepBuffers:
                 self._counts[half, index] = len(entry.tokens)
                 self._totals[half, index] = entry.end
                 start = end
-            self._of_all_steps["sees_all"][()] = part.entries[0].sees_all
+            self._of_all_steps["sees_all"][()] = part.entries[-1].sees_all
             if fills_up:
                 self.tokens[part.batch] = self.positions[part.batch] = self.turns[part.batch] = 0
                 self._lengths[half, part.batch] = 0

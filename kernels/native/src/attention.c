@@ -368,16 +368,22 @@ static size_t before(const Block *block) {
   return start + block->kv * queries(work, block->request) + block->first;
 }
 
-/* How many keys the block's query sees. */
-static size_t seen(const Block *block, size_t query) {
+/* The keys up to that of the block's query. */
+static size_t own_end(const Block *block, size_t query) {
   const Attending *work = block->work;
   const size_t row = (block->first + query) / sharing(work);
   return (size_t)work->last[block->request] + 2 + row - rows_of(work, block->request);
 }
 
-/* The first key that the block's query sees. */
+/* Behind the last key that it sees. */
+static size_t seen(const Block *block, size_t query) {
+  const Attending *work = block->work;
+  return work->sees_all ? (size_t)work->last[block->request] + 1 : own_end(block, query);
+}
+
+/* The first key that it sees. */
 static size_t begin_of(const Block *block, size_t query) {
-  const size_t window = block->work->form->window, end = seen(block, query);
+  const size_t window = block->work->form->window, end = own_end(block, query);
   return window && end > window ? end - window : 0;
 }
 
@@ -395,7 +401,8 @@ static Keys keys_of(const Block *block, size_t query, size_t part) {
 
 /* Those of them that it sees unrounded, but for key 0. */
 static Keys newest_of(const Block *block, size_t query, Keys keys) {
-  const size_t newest = block->work->unrounded ? block->work->newest : 0, end = seen(block, query);
+  const size_t newest = block->work->newest, end = own_end(block, query);
+  if (!block->work->unrounded) return (Keys){keys.end, keys.end};
   const size_t first = end > newest ? end - newest : 0;
   return (Keys){least(most(first, keys.first), keys.end), keys.end};
 }
@@ -403,7 +410,7 @@ static Keys newest_of(const Block *block, size_t query, Keys keys) {
 /* Whether these begin with key 0, which is not among the newest: it is seen unrounded, too. */
 static int has_oldest(const Block *block, size_t query, Keys keys) {
   const Attending *work = block->work;
-  return work->unrounded && !keys.first && keys.end && seen(block, query) > work->newest;
+  return work->unrounded && !keys.first && keys.end && own_end(block, query) > work->newest;
 }
 
 /* Unrounded keys or values (of = 0, 1) from this one on, of which `count` lie one behind the other. */
@@ -657,13 +664,36 @@ static void end_fold(const Block *block, size_t query, const float *total) {
   }
 }
 
+/* Whether a request's ring has no room for its new keys beside those that they see. These are put into
+ * memory of their own meanwhile. */
+static int is_staged(const Attending *work, size_t request) {
+  const Form *form = work->form;
+  return form->is_ring && form->window + asked_rows(work, request) > work->context + 1;
+}
+
+/* Rows of a stage. */
+static size_t staged_rows(const Attending *work, size_t request) {
+  return work->form->window - 1 + asked_rows(work, request);
+}
+
+static size_t row_bytes(const Form *form) { return form->size * (size_t)form->bits / 8; }
+
+/* Where a key (of = 0) or a value (1) is. */
+static char *row_in_cache(const Attending *work, size_t request, size_t of, size_t kv, size_t key) {
+  const Form *form = work->form;
+  const size_t row = row_bytes(form), at = key - work->bases[request], kv_heads = form->kv_heads;
+  if (is_staged(work, request))
+    return work->staged + work->stages[request] +
+           ((of * kv_heads + kv) * staged_rows(work, request) + at) * row;
+  return (char *)(of ? work->values : work->keys) +
+         ((request * kv_heads + kv) * work->context + at) * row;
+}
+
 INLINE void attend_to(const Block *block, size_t part, float *found, int bits) {
   const Attending *work = block->work;
-  const size_t row = work->form->size * (size_t)bits / 8;
-  const size_t cache = block->request * work->form->kv_heads + block->kv;
   const Keys all = {keys_of(block, 0, part).first, keys_of(block, block->count - 1, part).end};
-  const size_t begin = (cache * work->context + all.first - work->bases[block->request]) * row;
-  const char *keys = (const char *)work->keys + begin, *values = (const char *)work->values + begin;
+  const char *keys = row_in_cache(work, block->request, 0, block->kv, all.first);
+  const char *values = row_in_cache(work, block->request, 1, block->kv, all.first);
   if (rows_of(work, block->request) == 1 && (bits == 32 || block->count == 1))
     attend_row(block, keys, values, all, found, bits);
   else
@@ -745,29 +775,14 @@ static int8_t code(float x, float scale, int least, int most) {
   return (int8_t)(found > most ? most : found > least ? found : least);
 }
 
-static void append_codes(const Form *form, void *to, size_t at, const float *x, const float *scales) {
-  if (form->bits == 8) {
-    for (size_t i = 0; i < form->size; i++) ((int8_t *)to)[at + i] = code(x[i], scales[i], -128, 127);
-    return;
-  }
-  for (size_t i = 0; i < form->size; i += 2) {
+static void append(const Form *form, char *to, const float *x, const float *scales) {
+  if (form->bits == 32) memcpy(to, x, form->size * sizeof *x);
+  for (size_t i = 0; form->bits == 8 && i < form->size; i++)
+    ((int8_t *)to)[i] = code(x[i], scales[i], -128, 127);
+  for (size_t i = 0; form->bits == 4 && i < form->size; i += 2) {
     const int low = code(x[i], scales[i], -8, 7) + 8, high = code(x[i + 1], scales[i + 1], -8, 7) + 8;
-    ((uint8_t *)to)[(at + i) / 2] = (uint8_t)(low | high << 4);
+    ((uint8_t *)to)[i / 2] = (uint8_t)(low | high << 4);
   }
-}
-
-static void append(const Attending *work, size_t request, size_t kv, size_t position,
-                   const float *key, const float *value) {
-  const size_t size = work->form->size;
-  const size_t cache = (request * work->form->kv_heads + kv) * work->context;
-  const size_t at = (cache + position - work->bases[request]) * size;
-  if (work->form->bits == 32) {
-    memcpy((float *)work->keys + at, key, size * sizeof *key);
-    memcpy((float *)work->values + at, value, size * sizeof *value);
-    return;
-  }
-  append_codes(work->form, work->keys, at, key, work->key_scales + kv * size);
-  append_codes(work->form, work->values, at, value, work->value_scales + kv * size);
 }
 
 /* Of this row's request, key head and row: a key, and its value, over their scales. */
@@ -813,7 +828,10 @@ void prepare_row(void *data, size_t number) {
     }
     memcpy(turned, key + kv * size, size * sizeof *key);
     if (form->turned) turn(form, turned, cos, sin);
-    append(work, request, kv, position, turned, value + kv * size);
+    const size_t scales = form->bits == 32 ? 0 : kv * size;
+    append(form, row_in_cache(work, request, 0, kv, position), turned, work->key_scales + scales);
+    append(form, row_in_cache(work, request, 1, kv, position), value + kv * size,
+           work->value_scales + scales);
     if (work->unrounded) keep_unrounded(work, number, kv, turned, value + kv * size);
   }
 }
@@ -826,31 +844,56 @@ static size_t first_kept(const Attending *work, size_t tokens) {
   return tokens > kept ? (tokens - kept + step - 1) / step * step : 0;
 }
 
-/* Moves rows of a request's rings, so that the first holds another key; `end`: behind the last. */
+/* Moves rows of a request's rings, so that the first is of another key; `end`: behind the last. */
 static void move(const Attending *work, size_t request, size_t to, size_t end) {
-  const Form *form = work->form;
-  const size_t row = form->size * (size_t)form->bits / 8;
-  const size_t by = to - work->bases[request];
-  for (size_t kv = 0; by && to < end && kv < form->kv_heads; kv++) {
-    const size_t at = (request * form->kv_heads + kv) * work->context * row;
-    memmove((char *)work->keys + at, (char *)work->keys + at + by * row, (end - to) * row);
-    memmove((char *)work->values + at, (char *)work->values + at + by * row, (end - to) * row);
+  const size_t rows = to < end ? end - to : 0, by = to - work->bases[request];
+  for (size_t head = 0; by && rows && head < 2 * work->form->kv_heads; head++) {
+    const size_t of = head / work->form->kv_heads, kv = head % work->form->kv_heads;
+    memmove(row_in_cache(work, request, of, kv, to - by), row_in_cache(work, request, of, kv, to),
+            rows * row_bytes(work->form));
   }
   work->bases[request] = to;
+}
+
+/* Copies keys and values between a request's rings and its stage. */
+static void copy_staged(const Attending *work, size_t request, size_t base, Keys keys, int is_back) {
+  const Form *form = work->form;
+  const size_t row = row_bytes(form), bytes = keys.first < keys.end ? (keys.end - keys.first) * row : 0;
+  for (size_t head = 0; bytes && head < 2 * form->kv_heads; head++) {
+    const size_t of = head / form->kv_heads, kv = head % form->kv_heads;
+    char *ring = (char *)(of ? work->values : work->keys);
+    ring += ((request * form->kv_heads + kv) * work->context + keys.first - base) * row;
+    char *stage = row_in_cache(work, request, of, kv, keys.first);
+    memmove(is_back ? ring : stage, is_back ? stage : ring, bytes);
+  }
 }
 
 /* Makes room for the new keys behind those that their rows see. */
 static void begin_ring(const Attending *work, size_t request) {
   const size_t end = (size_t)work->last[request] + 1, past = end - rows_of(work, request);
   const size_t window = work->form->window, sees = past + 1 > window ? past + 1 - window : 0;
-  work->bases[request] = first_kept(work, past);
-  move(work, request, least(sees, first_kept(work, end)), past);
+  const size_t base = first_kept(work, past);
+  work->bases[request] = is_staged(work, request) ? sees : base;
+  if (is_staged(work, request))
+    copy_staged(work, request, base, (Keys){sees, past}, 0);
+  else
+    move(work, request, least(sees, first_kept(work, end)), past);
+}
+
+static void end_ring(const Attending *work, size_t request) {
+  const size_t end = (size_t)work->last[request] + 1, base = first_kept(work, end);
+  if (!is_staged(work, request)) {
+    move(work, request, base, end);
+    return;
+  }
+  /* All that the ring keeps is on the stage, as it has fewer rows. */
+  copy_staged(work, request, base, (Keys){base, end}, 1);
 }
 
 /* Parts of a block's keys, at most. */
 static size_t most_chunks(const Attending *work, size_t request) {
   const size_t keys = (size_t)work->last[request] + 1, window = work->form->window;
-  const size_t span = window + least(asked_rows(work, request), MOST_QUERIES) - 1;
+  const size_t span = window + asked_rows(work, request) - 1;
   const size_t all = (keys + PART_KEYS - 1) / PART_KEYS;
   return window ? least(all, (span + PART_KEYS - 2) / PART_KEYS + 1) : all;
 }
@@ -868,7 +911,10 @@ int begin_attention(Attending *work) {
   const size_t turned = all * form->size;
   const size_t found = work->is_divided ? all * work->chunks * found_size(work) : 0;
   const size_t fresh = work->unrounded ? 2 * work->rows * form->kv_heads * form->size : 0;
-  work->memory = aligned((turned + found + fresh) * sizeof(float) + 3 * numbers * sizeof(size_t));
+  size_t staged = 0;
+  for (size_t i = 0; i < work->requests; i++)
+    if (is_staged(work, i)) staged += 2 * form->kv_heads * staged_rows(work, i) * row_bytes(form);
+  work->memory = aligned((turned + found + fresh) * sizeof(float) + 4 * numbers * sizeof(size_t) + staged);
   if (!work->memory) return 0;
   work->turned = work->memory;
   work->found = work->turned + turned;
@@ -876,11 +922,16 @@ int begin_attention(Attending *work) {
   work->starts = (size_t *)(work->fresh + fresh); /* an even number of floats */
   work->firsts = work->starts + numbers;
   work->bases = work->firsts + numbers;
-  work->starts[0] = work->firsts[0] = 0;
+  work->stages = work->bases + numbers;
+  work->staged = (char *)(work->stages + numbers);
+  work->starts[0] = work->firsts[0] = work->stages[0] = 0;
   for (size_t i = 0; i < work->requests; i++) {
     const size_t rows = asked_rows(work, i);
     work->starts[i + 1] = work->starts[i] + rows;
     work->firsts[i + 1] = work->firsts[i] + form->kv_heads * blocks_of(work, rows);
+    work->stages[i + 1] = work->stages[i];
+    if (is_staged(work, i))
+      work->stages[i + 1] += 2 * form->kv_heads * staged_rows(work, i) * row_bytes(form);
     work->bases[i] = 0;
     if (form->is_ring) begin_ring(work, i);
   }
@@ -913,8 +964,7 @@ void end_attention(Attending *work, int is_whole) {
     end_folds(&block, totals);
   }
   for (size_t i = 0; i < work->requests; i++) {
-    const size_t end = (size_t)work->last[i] + 1;
-    if (work->form->is_ring) move(work, i, first_kept(work, end), end);
+    if (work->form->is_ring) end_ring(work, i);
     if (work->unrounded) keep_newest(work, i);
   }
   release(work->memory);

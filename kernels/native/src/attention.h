@@ -29,8 +29,7 @@ typedef struct {
   const int32_t *counts;           /* [requests]: rows of each, at least one; NULL: as many of each */
   const float *query, *key, *value; /* [rows, heads · size]; all of a row, if they are packed */
   void *keys, *values;             /* [requests, kv_heads, context, size]: float, int8, or code + 8 in
-                                    * half a byte, the even element's in the lower; of a ring, context
-                                    * is at least window + rows of a request - 1 */
+                                    * half a byte, the even element's in the lower */
   const int32_t *last;             /* [requests]: the number of the newest key */
   const float *cos, *sin;          /* [positions, turned / 2] */
   const int64_t *turns;            /* [rows]: rows of these; NULL: the new keys' numbers */
@@ -39,11 +38,14 @@ typedef struct {
   float *unrounded; /* [requests, 2 * kv_heads, 1 + newest, size], or NULL: keys and values over their
                      * scales, of key 0, and behind it of the newest: key k in row 1 + k % newest */
   size_t newest;    /* of the keys that a row sees, its own included, which it sees unrounded */
+  int sees_all;     /* whether rows see those behind them, too */
   float *output;                   /* [rows, heads · size] */
 
   void *memory;
   size_t *starts, *firsts;         /* [requests + 1]: rows before each; blocks before each */
   size_t *bases;                   /* [requests]: the key in the first row of its caches */
+  size_t *stages;                  /* [requests + 1]: bytes of `staged` before its own, see `is_staged` */
+  char *staged;
   float *turned;                   /* scaled queries: of each request [kv_heads, its rows, heads of a key head, size] */
   float *fresh;                    /* unrounded keys of all rows, as `turned`, then their values */
   float *found;                    /* [blocks of all, chunks, queries of this block, 2 + size] */

@@ -6,7 +6,8 @@
  *   size, see attention.h), last int32 [batch] (the number of
  *   the newest key), [cos], [sin] [positions, turned / 2], [turns] int64 [batch, rows] (rows of these),
  *   [sinks] [heads], [key scales], [value scales] [kv_heads, size], [counts] int32 [requests],
- *   [unrounded] float [batch, 2 * kv_heads, 1 + newest, size], see attention.h.
+ *   [unrounded] float [batch, 2 * kv_heads, 1 + newest, size], see attention.h, [sees all] bool scalar:
+ *   whether a row sees those of its request behind it, too.
  * With counts, these are the rows of each request, which lie one behind the other; the caches say how many
  * requests there are.
  * Outputs: as the query [..., heads * size], keys, values and unrounded ones, if there are some; all but the
@@ -22,7 +23,7 @@
 #include <string.h>
 
 enum { QUERY, KEY, VALUE, KEYS, VALUES, LAST, COS, SIN, TURNS, SINKS, KEY_SCALES, VALUE_SCALES,
-       COUNTS, UNROUNDED, INPUTS };
+       COUNTS, UNROUNDED, SEES_ALL, INPUTS };
 static const int64_t LARGEST = 1 << 20; /* of heads: no size overflows */
 enum { FEW_ROWS = 8 /* which one thread prepares sooner */ };
 
@@ -150,6 +151,9 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
       (inputs[KEY_SCALES].count != of_heads || inputs[VALUE_SCALES].count != of_heads))
     return "codes without scales";
   if (form->is_ring && form->window > work->context) return "no room for a window";
+  const Input *sees_all = inputs + SEES_ALL;
+  if (sees_all->value && sees_all->count != 1) return "several answers to whether rows see all";
+  work->sees_all = sees_all->value && *(const uint8_t *)sees_all->data;
   size_t left = new;
   for (size_t i = 0; i < work->requests; i++) {
     const int32_t at = ((const int32_t *)last->data)[i];
@@ -178,55 +182,6 @@ static Status *present(const Api *api, Context *context, size_t output, const In
   if (!error) error = ORT_DATA(api, value, data);
   if (!error && *data != past->data) memcpy(*data, past->data, past->count * element);
   return error;
-}
-
-static Status *attend_at_once(const Api *api, Context *context, Attending *work) {
-  Status *error = NULL;
-  if (!begin_attention(work)) return ORT_STATUS(api, ORT_FAIL, "no memory for attention");
-  if (work->rows < FEW_ROWS)
-    for (size_t row = 0; row < work->rows; row++) prepare_row(work, row);
-  else
-    error = ORT_PARALLEL(api, context, prepare_row, work->rows, 0, work);
-  if (!error) error = ORT_PARALLEL(api, context, attend, work->parts, 0, work);
-  end_attention(work, !error);
-  return error;
-}
-
-/* Attends, one request after the other and `room` rows at a time: a ring has no room for more beside
- * the keys that these see. */
-static Status *attend_in_pieces(const Api *api, Context *context, const Attending *all, size_t room) {
-  const Form *form = all->form;
-  const size_t shared = form->kv_heads * form->size, heads = form->heads * form->size;
-  const size_t columns = form->is_packed ? heads + 2 * shared : heads;
-  const size_t cache = all->context * shared * (size_t)form->bits / 8;
-  size_t start = 0;
-  for (size_t request = 0; request < all->requests; request++) {
-    const size_t rows = all->counts ? (size_t)all->counts[request] : all->rows / all->requests;
-    for (size_t done = 0; done < rows;) {
-      Attending work = *all;
-      work.rows = rows - done < room ? rows - done : room, done += work.rows;
-      const int32_t last = (int32_t)((size_t)all->last[request] + done - rows);
-      work.requests = 1, work.counts = NULL, work.last = &last;
-      work.query += start * columns, work.output += start * heads;
-      if (!form->is_packed) work.key += start * shared, work.value += start * shared;
-      if (work.turns) work.turns += start;
-      work.keys = (char *)work.keys + request * cache;
-      work.values = (char *)work.values + request * cache;
-      if (work.unrounded) work.unrounded += request * 2 * shared * (1 + work.newest);
-      Status *error = attend_at_once(api, context, &work);
-      if (error) return error;
-      start += work.rows;
-    }
-  }
-  return NULL;
-}
-
-static size_t most_rows(const Attending *work) {
-  if (!work->counts) return work->rows / work->requests;
-  size_t most = 0;
-  for (size_t i = 0; i < work->requests; i++)
-    most = (size_t)work->counts[i] > most ? (size_t)work->counts[i] : most;
-  return most;
 }
 
 static Status *ORT_CALL compute(void *kernel, Context *context) {
@@ -264,9 +219,14 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
   if (!error && inputs[UNROUNDED].value)
     error = present(api, context, 3, inputs + UNROUNDED, sizeof(float), (void **)&work.unrounded);
   if (error || !work.requests) return error;
-  const size_t room = form.is_ring ? work.context - form.window + 1 : work.rows;
-  return most_rows(&work) > room ? attend_in_pieces(api, context, &work, room)
-                                 : attend_at_once(api, context, &work);
+  if (!begin_attention(&work)) return ORT_STATUS(api, ORT_FAIL, "no memory for attention");
+  if (work.rows < FEW_ROWS)
+    for (size_t row = 0; row < work.rows; row++) prepare_row(&work, row);
+  else
+    error = ORT_PARALLEL(api, context, prepare_row, work.rows, 0, &work);
+  if (!error) error = ORT_PARALLEL(api, context, attend, work.parts, 0, &work);
+  end_attention(&work, !error);
+  return error;
 }
 
 static const char *ORT_CALL plain_name(const Operator *op) { return (void)op, "Attention"; }
@@ -274,7 +234,7 @@ static const char *ORT_CALL coded_name(const Operator *op) { return (void)op, "C
 static const char *ORT_CALL halved_name(const Operator *op) { return (void)op, "NibbleAttention"; }
 static int input_type(size_t i, int cache) {
   if (i == KEYS || i == VALUES) return cache;
-  return i == LAST || i == COUNTS ? ORT_INT32 : i == TURNS ? ORT_INT64 : ORT_FLOAT;
+  return i == LAST || i == COUNTS ? ORT_INT32 : i == SEES_ALL ? ORT_BOOL : i == TURNS ? ORT_INT64 : ORT_FLOAT;
 }
 static int ORT_CALL plain_input(const Operator *op, size_t i) {
   return (void)op, input_type(i, ORT_FLOAT);

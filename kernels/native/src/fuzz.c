@@ -66,8 +66,7 @@ static int attend_some(void) {
   const int32_t both = next() % 2 ? 1 : 1 + (int32_t)(next() % most_rows);
   const int32_t counts[] = {both, next() % 2 ? both : 1 + (int32_t)(next() % most_rows)};
   const size_t rows = (size_t)(counts[0] + (batch > 1 ? counts[1] : 0));
-  const size_t longest = (size_t)(counts[0] > counts[1] ? counts[0] : counts[1]);
-  if (next() % 2) form.window = 1 + next() % (context + 1 - longest), form.is_ring = next() % 2;
+  if (next() % 2) form.window = 1 + next() % context, form.is_ring = next() % 2;
   if (next() % 3 == 0) form.cap = 5;
   const size_t positions = form.is_ring ? 3 * context : context;
   const int is_uneven = batch > 1 && counts[0] != counts[1];
@@ -103,6 +102,7 @@ static int attend_some(void) {
         .cos = floats[3], .sin = floats[4], .turns = context > 8 ? NULL : no_turns,
         .sinks = has_sinks ? floats[5] : NULL, .key_scales = floats[6], .value_scales = floats[7],
         .output = output[plain], .unrounded = newest ? caches[4 + plain] : NULL, .newest = newest,
+        .sees_all = has_sinks && context % 3 == 0,
     };
     if (!(plain ? plain_begin : begin_attention)(&work)) return 0;
     for (size_t row = 0; row < rows; row++)

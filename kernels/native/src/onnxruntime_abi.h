@@ -18,7 +18,7 @@
 
 enum { ORT_VERSION = 17 };
 enum { ORT_FAIL = 1, ORT_INVALID_ARGUMENT = 2 };
-enum { ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT8 = 3, ORT_INT32 = 6, ORT_INT64 = 7 };
+enum { ORT_FLOAT = 1, ORT_UINT8 = 2, ORT_INT8 = 3, ORT_INT32 = 6, ORT_INT64 = 7, ORT_BOOL = 9 };
 enum { ORT_REQUIRED, ORT_OPTIONAL, ORT_VARIADIC };
 
 typedef struct Status Status; /* NULL: success */

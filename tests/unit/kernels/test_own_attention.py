@@ -56,6 +56,7 @@ class Case:
     scale: float = 0.125
     window: int = 0
     cap: float = 0
+    sees_all: bool = False
     kept: int = 0
     """Rows of a cache that has the newest keys only; 0: it has all."""
     feeds: dict[str, Array] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class Case:
             **({"cos": self.cos, "sin": self.sin} if self.turned else {}),
             **({"turns": np.asarray(self.turns)[:, None] + np.arange(rows)} if self.turns else {}),
             **({"sinks": self.sinks} if self.has_sinks else {}),
+            **({"sees_all": np.asarray(True)} if self.sees_all else {}),
             **({"key_scales": self.scales[0], "value_scales": self.scales[1]}
                if self.has_codes else {}),
         }  # fmt: skip
@@ -114,7 +116,7 @@ class Case:
             graph.input(name, array.dtype.type, list(array.shape))
         names = (
             "query", "key", "value", "past_keys", "past_values", "last", "cos", "sin", "turns",
-            "sinks", "key_scales", "value_scales", "counts",
+            "sinks", "key_scales", "value_scales", "counts", "unrounded", "sees_all",
         )  # fmt: skip
         found = graph.nodes(
             "CodeAttention" if self.has_codes else "Attention",
@@ -142,7 +144,7 @@ class Case:
     def alone(self, index: int, row: int | None = None) -> Case:
         """The step of one request, or of one of its rows, whose keys before it are in the cache."""
         other = replace(self, last=self.last[index : index + 1])
-        whole = ("cos", "sin", "sinks", "key_scales", "value_scales")
+        whole = ("cos", "sin", "sinks", "key_scales", "value_scales", "sees_all")
         feeds = {k: v if k in whole else v[index : index + 1] for k, v in self.feeds.items()}
         if row is not None:
             at = self.last[index] + 1 + row - self.rows
@@ -173,7 +175,7 @@ class Case:
         sinks = self.sinks if self.has_sinks else None
         output = attention(
             query, *read, position=first, scale=self.scale, sinks=sinks,
-            window=self.window or None, soft_cap=self.cap or None,
+            window=self.window or None, soft_cap=self.cap or None, sees_all=self.sees_all,
         )  # fmt: skip
         if self.kept:
             gone = WindowRows(window=self.window, kept=self.kept).first(first + self.rows)
@@ -194,6 +196,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "a window over parts": {"window": 700, "cap": 2.0},
     "the newest keys": {"window": 37, "kept": 90, "has_sinks": True},
     "few of the newest keys": {"window": 600, "kept": 607},
+    "rows see each other": {"sees_all": True},
+    "and what their windows have": {"sees_all": True, "window": 500, "cap": 2.0},
+    "and more than a ring has": {"sees_all": True, "window": 37, "kept": 50, "has_sinks": True},
     "the largest heads": {"num_heads": 4, "size": 512, "turned": 512, "scale": 0.05},
 }
 

@@ -85,7 +85,7 @@ def test_what_is_known_to_be_there_is_counted() -> None:
         ({}, "int4", True),
         ({"window": 64}, "float32", True),
         ({"soft_cap": 20.0}, "float32", True),
-        ({"sees_pictures": True}, "float32", False),
+        ({"sees_pictures": True}, "float32", True),
         ({"head_size": 1024}, "float32", False),
     ],
 )
