@@ -137,7 +137,7 @@ def _layers(
         CacheNames(
             keys=past[0], values=past[1], bits=bits,
             key_scales=inputs.get("k_scales", ""), value_scales=inputs.get("v_scales", ""),
-            is_windowed=window is not None, kept=kept, unrounded=unrounded,
+            is_windowed=window is not None, unrounded=unrounded,
         ),
         AttentionNames(
             cos=inputs["cos"], sin=inputs["sin"], positions="", lengths=inputs["lengths"],

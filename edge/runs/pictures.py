@@ -18,7 +18,7 @@ from edge.answers.answer import AnswerPictures
 from edge.answers.terms import Terms
 from edge.errors import RequestError
 from edge.models.pictures import Tile, is_row, row_ids
-from edge.models.spec import PLACED_PICTURES
+from edge.models.spec import PLACED_PICTURES, TILED_ATTENTION
 from edge.models.towers.tower import Tower
 from edge.planning.proposal import Proposal
 from edge.planning.tower_place import (
@@ -137,15 +137,18 @@ class Pictures:
         blocks = tuple((first, first + math.prod(grid)) for first, grid in at.items())
         if any(not is_row(id) for first, last in blocks for id in prompt[first:last]):
             raise RequestError("the rows of a picture must follow each other in the prompt")
-        unable = [
-            each.name
-            for each in self._candidates()
-            if each.id in self._proposal().plan.devices and PLACED_PICTURES in each.lacks
-        ]
+        planned = [each for each in self._candidates() if each.id in self._proposal().plan.devices]
+        unable = [each.name for each in planned if PLACED_PICTURES in each.lacks]
         if unable:
             raise RequestError(
                 f"{', '.join(unable)} cannot compute the pictures of this model on a GPU",
                 remedy="start its peer with --backend ort",
+            )
+        unable = [each.name for each in planned if TILED_ATTENTION in each.lacks]
+        if unable and self._sees_pictures:
+            raise RequestError(
+                f"{', '.join(unable)} cannot compute rows of a picture that see each other",
+                remedy="install edge-inference[fast] there",
             )
         longest = max((last - first for first, last in blocks), default=0)
         if self._sees_pictures and longest > self._chunk_tokens:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.kernels.attention.onnx_pictures import seeing_all
 from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.attention.tiles import attends_in_tiles
 from edge.kernels.kv_cache.cache_size import cache_head_size
@@ -51,9 +50,9 @@ class AttentionNames:
     cos, sin [context, pairs], none where nothing turns; positions int64 [batch, tokens], where
     `needs_positions` says so; lengths int32 [batch], the index of the last key;
     total int32 scalar, the number of keys; turns int64 [batch, tokens], rows of cos and sin, where
-    these are not those of the positions; sees_all bool scalar, whether all tokens of the step see
-    each other, where that may be; counts int32 [batch], the tokens of each request, where
-    `takes_counts` says so: these may differ, with qkv [1, tokens of all, columns].
+    these are not those of the positions; counts int32 [batch], the tokens of each request, where
+    `takes_counts` says so: these may differ, with qkv [1, tokens of all, columns]; there, sees_all
+    bool scalar, whether the tokens of a request see each other, where that may be.
     """
 
     cos: str
@@ -71,7 +70,7 @@ class CacheNames:
     """The graph inputs that hold one layer's KV cache, by name.
 
     keys, values [batch, num_kv_heads, context, elements], as `cache_row` says of `bits`; if they
-    are windowed, the newest tokens in `kept` rows. Codes have scales float32 [1, num_kv_heads, 1,
+    are windowed, they are the newest tokens'. Codes have scales float32 [1, num_kv_heads, 1,
     channels]. unrounded float32 [batch, 2 · num_kv_heads, 1 + newest, size], see `unrounded_shape`.
     """
 
@@ -82,7 +81,6 @@ class CacheNames:
     value_scales: str = ""
     unrounded: str = ""
     is_windowed: bool = False
-    kept: int | None = None
 
 
 def attention(
@@ -106,10 +104,8 @@ def attention(
     turned_elements, epsilon = form.turned_elements, form.epsilon
     by_itself = turned_elements > 0 and _rotates_itself(form, graph.provider)
     is_by_nodes = _is_by_nodes(form, graph.provider)
-    among_pictures = bool(names.sees_all) and form.window is not None and not names.counts
     unrounded: list[str] = []
-    assert not cache.unrounded or names.counts, "ONNX Runtime's operator knows codes only"
-    by_itself &= not among_pictures  # whose nodes take rotated keys
+    assert names.counts or not (cache.unrounded or names.sees_all), "of the library's operator only"
     padded = cache_head_size(head_size, cache.bits)
     gate = ""
     factor = head_size**-0.5 if form.scale is None else form.scale
@@ -150,9 +146,7 @@ def attention(
     takes_blocks = sinks is None and form.window is None and form.soft_cap is None
     has_ways = cache.bits == 8 and takes_blocks and not names.counts
     has_ways &= not graph.provider.is_webgpu
-    sees_all = _is_one_row(graph, qkv) if has_ways else ""
-    if names.sees_all and not among_pictures:
-        sees_all = graph.node("Or", sees_all, names.sees_all) if has_ways else names.sees_all
+    is_one_row = _is_one_row(graph, qkv) if has_ways else ""
     attributes: dict[str, Any] = dict(
         num_heads=num_heads, kv_num_heads=num_kv_heads, do_rotary=int(by_itself),
         rotary_interleaved=int(form.interleaved and by_itself),
@@ -166,27 +160,7 @@ def attention(
         names.total, names.cos if by_itself else "", names.sin if by_itself else "",
         names.turns if by_itself else "", "", sinks or "", cache.key_scales, cache.value_scales,
     )  # fmt: skip
-    if among_pictures:
-        whole, causal = graph.branch("pictures"), graph.branch("causal")
-        seen, ready = seeing_all(
-            whole, query, (key, value), (cache.keys, cache.values),
-            (cache.key_scales, cache.value_scales), names.total, form,
-            size=padded, kept=cache.kept, factor=factor,
-        )  # fmt: skip
-        # Keys and values are written where the past was: after it was read.
-        behind = whole.node("Add", names.lengths, ready)
-        written = whole.nodes(
-            "GroupQueryAttention", *head, behind, *rest, outputs=3, domain=CONTRIB, **attributes
-        )
-        plain = causal.nodes(
-            "GroupQueryAttention", *head, names.lengths, *rest, outputs=3, domain=CONTRIB,
-            **attributes,
-        )  # fmt: skip
-        output, present_keys, present_values = graph.nodes(
-            "If", names.sees_all, outputs=3,
-            then_branch=whole.body(seen, *written[1:]), else_branch=causal.body(*plain),
-        )  # fmt: skip
-    elif names.counts:
+    if names.counts:
         output, present_keys, present_values, *unrounded = graph.nodes(
             _OPERATORS[cache.bits],
             *head, names.lengths, *rest[1:4], sinks or "", cache.key_scales, cache.value_scales,
@@ -199,7 +173,7 @@ def attention(
         )  # fmt: skip
     else:
         output, present_keys, present_values = _grouped_query(
-            graph, sees_all, *head, names.lengths, *rest, **attributes
+            graph, is_one_row, *head, names.lengths, *rest, **attributes
         )
     if is_by_nodes:
         caches = present_keys, present_values
@@ -228,24 +202,24 @@ def _is_one_row(graph: OnnxGraph, qkv: str) -> str:
 
 def _grouped_query(
     graph: OnnxGraph,
-    sees_all: str,
+    is_one_row: str,
     *inputs: str,
     **attributes: Any,
 ) -> tuple[str, ...]:
-    """GroupQueryAttention. sees_all: bool, whether it is without a causal mask. Of one row, which
-    needs none, the bits are then the same; empty: it always has one."""
+    """GroupQueryAttention. is_one_row: bool, whether it is without a causal mask, with the same
+    bits; empty: it always has one."""
 
     def node(of: OnnxGraph, **more: Any) -> tuple[str, ...]:
         return of.nodes(
             "GroupQueryAttention", *inputs, outputs=3, domain=CONTRIB, **attributes, **more
         )
 
-    if not sees_all:
+    if not is_one_row:
         return node(graph)
-    whole, causal = graph.branch("sees_all"), graph.branch("causal")
+    whole, causal = graph.branch("one_row"), graph.branch("causal")
     return graph.nodes(
         "If",
-        sees_all,
+        is_one_row,
         outputs=3,
         then_branch=whole.body(*node(whole, causal=0)),
         else_branch=causal.body(*node(causal)),

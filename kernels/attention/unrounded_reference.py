@@ -28,9 +28,11 @@ def attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Array | None = None,
+    sees_all: bool = False,
 ) -> Array:
     """query [tokens, num_heads, head_size], the first at `position`; exact and rounded: keys and
     values [position + tokens, num_kv_heads, head_size]; sinks [num_heads] → like query.
+    sees_all: see the reference of attention.
     """
     tokens, num_heads, head_size = query.shape
     group = num_heads // exact[0].shape[1]
@@ -45,7 +47,7 @@ def attention(
     scores = factor * np.where(is_exact, *both)
     if soft_cap is not None:
         scores = soft_cap * np.tanh(scores / soft_cap)
-    visible = key_at <= query_at
+    visible = (key_at <= query_at) | sees_all
     if window is not None:
         visible &= key_at > query_at - window
     scores = np.where(visible, scores, -np.inf)

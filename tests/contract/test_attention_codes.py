@@ -37,8 +37,9 @@ class Cached:
     def __init__(
         self, *, heads: int, kv_heads: int, size: int, window: int | None, bits: int, seed: int,
         has_sinks: bool = False, newest: int = 0, soft_cap: float | None = None,
+        sees_all: bool = False,
     ) -> None:  # fmt: skip
-        self.newest, self.soft_cap = newest, soft_cap
+        self.newest, self.soft_cap, self.sees_all = newest, soft_cap, sees_all
         self.heads, self.kv_heads, self.size = heads, kv_heads, size
         self.window, self.bits = window, bits
         self.sinks = 2 * normal(seed + 2, heads) if has_sinks else None
@@ -91,6 +92,7 @@ class Cached:
             lengths=graph.input("lengths", np.int32, ["batch"]),
             total=graph.input("total", np.int32, []),
             counts=graph.input("counts", np.int32, ["batch"]) if is_own else "",
+            sees_all=graph.input("sees_all", np.bool_, []) if is_own else "",
         )
         width = (self.heads + 2 * self.kv_heads) * self.size
         output, *present = attention_onnx.attention(
@@ -128,6 +130,7 @@ class Cached:
             "cos": self.cos, "sin": self.sin, "lengths": (ends - 1).astype(np.int32),
             "total": np.asarray(ends.max(), np.int32),
             "unrounded": unrounded, "counts": np.full(batch, tokens, np.int32),
+            "sees_all": np.asarray(self.sees_all),
             "positions": np.asarray([np.arange(start, start + tokens) for start in starts]),
         }  # fmt: skip
         binding = self.session.io_binding()
@@ -168,6 +171,7 @@ class Cached:
             expected = attention_to_unrounded(
                 turned, (known[0], known[1]), (held[0], held[1]), position=start,
                 newest=self.newest, window=self.window, soft_cap=self.soft_cap, sinks=self.sinks,
+                sees_all=self.sees_all,
             )  # fmt: skip
         else:
             expected = attention(
@@ -233,6 +237,7 @@ def test_prompts_chunks_and_batches_of_different_lengths(
     chunk=st.integers(2, 12),
     has_sinks=st.booleans(),
     soft_cap=st.sampled_from([None, 3.0]),
+    sees_all=st.booleans(),
 )
 def test_the_first_and_the_newest_tokens_are_not_rounded(
     seed: int,
@@ -244,12 +249,13 @@ def test_the_first_and_the_newest_tokens_are_not_rounded(
     chunk: int,
     has_sinks: bool,
     soft_cap: float | None,
+    sees_all: bool,
 ) -> None:
     num_heads, kv_heads = heads
     width = (num_heads + 2 * kv_heads) * size
     cached = Cached(
         heads=num_heads, kv_heads=kv_heads, size=size, window=window, bits=4, seed=seed,
-        has_sinks=has_sinks, newest=newest, soft_cap=soft_cap,
+        has_sinks=has_sinks, newest=newest, soft_cap=soft_cap, sees_all=sees_all,
     )  # fmt: skip
     prompts_and_answers(cached, seed, prompts, chunk, width)
 

@@ -4,6 +4,7 @@ are lost."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 import edge
 from edge.answers.terms import GenerationOptions
 from edge.api.reply import Reply, ReplyStream
+from edge.errors import RequestError
 from edge.memory.tower_memory import tower_use
+from edge.models.spec import TILED_ATTENTION
 from edge.models.towers.part import TowerPart
 from edge.runs.pictures import Pictures
 from edge.weights.formats import WeightFormat, weight_format
@@ -111,6 +114,21 @@ def test_answers_from_a_gguf_file_and_the_one_beside_it(
     asked = seeing.asked(2, before=40, seed=3)
     with loaded(cluster, seeing, "pipeline_2") as model:
         assert list(answer(model, asked, TOKENS).token_ids) == seeing.greedy(asked, TOKENS)
+
+
+def test_a_device_without_the_library_is_told(
+    cluster: edge.Cluster, made: dict[str, SeeingModel], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Where rows of a picture see each other: its text is answered there."""
+    seeing = model_of("gemma4_large", made, tmp_path_factory)
+    asked = seeing.asked(1, before=4, seed=1)
+    with loaded(cluster, seeing, "solo") as model:
+        pictures = pictures_of(model)
+        able = pictures._candidates()
+        lacking = [replace(each, lacks=(*each.lacks, TILED_ATTENTION)) for each in able]
+        pictures._candidates = lambda: lacking
+        with pytest.raises(RequestError, match=r"see each other; install edge-inference\[fast\]"):
+            answer(model, asked, 2)
 
 
 def test_a_tower_that_fits_on_no_device_is_cut(tmp_path: Path) -> None:

@@ -80,14 +80,12 @@ def _inputs(
     counts = ""
     if takes_counts(packed, build.kv_bits, graph.provider):
         counts = graph.input(entry.named("counts"), np.int32, [entry.requests])
-    # Nodes turn the queries and keys of pictures behind a window.
-    needs_positions |= part.sees_pictures and part.window is not None and not counts
     if needs_positions or attention_needs_positions(packed, graph.provider):
         positions = graph.input(entry.named("positions"), np.int64, [entry.size, "tokens"])
     turns = sees_all = ""
     if part.rotary.axes:
         turns = graph.input(entry.named("turns"), np.int64, [entry.size, "tokens"])
-    if part.sees_pictures and not graph.provider.is_webgpu:
+    if part.sees_pictures and counts:
         sees_all = graph.input("sees_all", np.bool_, [])
     return AttentionNames(
         turns=turns,
@@ -108,7 +106,7 @@ def _cache(build: SegmentBuilder, layer: int, part: Attention, entry: Entry) -> 
     values = build.input(entry.named(f"past_value_{layer}"), dtype, shape)
     is_windowed = part.kept_tokens is not None
     if bits is None:
-        return CacheNames(keys=keys, values=values, is_windowed=is_windowed, kept=part.kept_tokens)
+        return CacheNames(keys=keys, values=values, is_windowed=is_windowed)
     scales: list[int | str] = [1, part.num_kv_heads, 1, cache_head_size(part.head_size, bits)]
     unrounded = ""
     if keeps_unrounded(bits) and layer in build.layout.caches:
@@ -121,7 +119,6 @@ def _cache(build: SegmentBuilder, layer: int, part: Attention, entry: Entry) -> 
         value_scales=build.input(f"value_scales_{layer}", np.float32, scales),
         unrounded=unrounded,
         is_windowed=is_windowed,
-        kept=part.kept_tokens,
     )
 
 
