@@ -271,14 +271,16 @@ class PrefixCache:
 
     def keep(self, program: KvStorage) -> Future[bool] | None:
         """Begin to write a computed block or snapshot, unless a write is under way. Returns the
-        write that it has begun.
+        write that is now under way.
 
         Called between steps, before `forget`, and after it where a KV cache is kept. The content is
         copied; the call does not wait for the disk.
         """
         disk, form = self._disk, self._form
-        if disk is None or form is None or not self._unkept or not self._is_idle():
+        if disk is None or form is None or not self._unkept:
             return None
+        if not self._is_idle():
+            return self._writing and self._writing[1]
         for request, unkept in list(self._unkept.items()):
             if self._keep_next(form, disk, program, request, unkept) and self._writing:
                 return self._writing[1]

@@ -128,6 +128,8 @@ class ShardEngine:
         )
         self._program: StageProgram | None = None
         self._prefixes: PrefixCache | None = None
+        self._awaited: Future[bool] | None = None
+        """The write after which what is left of ended requests is written."""
         self._pieces: StoredPieces | None = None
         self._copies = (
             None
@@ -489,7 +491,9 @@ class ShardEngine:
         """Store what is kept of ended requests on disk, also where no step follows."""
         if self._prefixes is None or program is None or self._is_over:
             return
-        if (writing := self._prefixes.keep(program)) is not None:
+        writing = self._prefixes.keep(program)
+        if writing is not None and writing is not self._awaited:
+            self._awaited = writing
             writing.add_done_callback(lambda _done: self._post(self._keep_prefixes))
 
     def close(self, *, parks: bool = False) -> StageProgram | None:

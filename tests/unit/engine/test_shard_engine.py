@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -230,9 +231,26 @@ def test_what_a_session_has_read_is_there_for_the_next(plan: str, kv_dtype: KvDt
     assert ask(longer, 8) == (0, expected)
 
 
-def test_answers_are_stored_on_disk_without_a_further_step(tmp_path: Path) -> None:
-    """As long as they are kept in memory. Two blocks are of the prompt, one of the answer."""
+def _await(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + REPORT_WITHIN_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_answers_are_stored_on_disk_without_a_further_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as they are kept in memory. Two blocks are of the prompt, one of the answer. The
+    request ends while the first is written."""
     store, size = PrefixStore(tmp_path, 1 << 20), LIMITS.chunk_tokens
+    has_ended, put = threading.Event(), store.put
+
+    def put_later(*block: Any) -> bool:
+        assert has_ended.wait(REPORT_WITHIN_S)
+        return put(*block)
+
+    monkeypatch.setattr(store, "put", put_later)
     prompt = [*range(5, 5 + 2 * size + 3)]
     with linked(PLANS["solo"], places=lambda _seat: kept_in(PrefixMemory(), store)) as found:
         (session,) = found.sessions
@@ -240,10 +258,9 @@ def test_answers_are_stored_on_disk_without_a_further_step(tmp_path: Path) -> No
         answer = found.reply("r", prompt, size)
         said = np.asarray(answer[:-1], np.int64)
         session.finish("r", kept_tokens=len(prompt) + size - 1, answer=said)
-        until = time.monotonic() + REPORT_WITHIN_S
-        while len(list(tmp_path.iterdir())) < 3:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        _await(lambda: session._awaited is not None)
+        has_ended.set()
+        _await(lambda: len(list(tmp_path.iterdir())) == 3)
     longer = np.asarray([*prompt, *answer, 7, 8], "<i4")
     with linked(PLANS["solo"], places=lambda _seat: kept_in(PrefixMemory(), store)) as found:
         matched = found.each(lambda each: each.match_prefix("r", longer))
