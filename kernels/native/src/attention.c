@@ -34,6 +34,17 @@ INLINE F8 load_nibbles(const uint8_t *at) {
   return _mm256_cvtepi32_ps(_mm256_sub_epi32(codes, _mm256_set1_epi32(8)));
 }
 INLINE void store(float *at, F8 x) { _mm256_storeu_ps(at, x); }
+/* 32 codes of half a byte, in their order. */
+INLINE void store_nibbles(float *at, const uint8_t *from) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)from), half = _mm_set1_epi8(15);
+  const __m128i low = _mm_and_si128(bytes, half), high = _mm_and_si128(_mm_srli_epi16(bytes, 4), half);
+  const __m128i codes[] = {_mm_unpacklo_epi8(low, high), _mm_unpackhi_epi8(low, high)};
+  for (int i = 0; i < 4; i++) {
+    const __m128i of = _mm_sub_epi8(codes[i / 2], _mm_set1_epi8(8));
+    const __m128i eight = i % 2 ? _mm_srli_si128(of, 8) : of;
+    store(at + i * LANES, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)));
+  }
+}
 INLINE F8 add_product(F8 sum, F8 a, F8 b) { return _mm256_fmadd_ps(a, b, sum); }
 /* The sums of eight vectors, each of neighbours, of these, and of these. */
 INLINE F8 sums(const F8 x[8]) {
@@ -103,6 +114,12 @@ INLINE float total_of(const float *x) {
 INLINE F8 sums(const F8 x[8]) { EACH(total_of(x[i].of)); }
 INLINE void store_sums(float *at, const F8 x[4]) {
   for (int i = 0; i < 4; i++) at[i] = total_of(x[i].of);
+}
+#endif
+
+#if !defined(__AVX2__)
+INLINE void store_nibbles(float *at, const uint8_t *from) {
+  for (int i = 0; i < 32; i += LANES) store(at + i, load_nibbles(from + i / 2));
 }
 #endif
 
@@ -452,7 +469,10 @@ static const float *queries_of(const Block *block) {
 /* Floats of a cache, or its codes as floats. */
 INLINE const float *as_floats(const char *memory, size_t count, float *room, int bits) {
   if (bits == 32) return (const float *)(const void *)memory;
-  for (size_t i = 0; i < count; i += LANES) store(room + i, floats(memory, i, bits));
+  size_t i = 0;
+  for (; bits == 4 && i + 32 <= count; i += 32)
+    store_nibbles(room + i, (const uint8_t *)memory + i / 2);
+  for (; i < count; i += LANES) store(room + i, floats(memory, i, bits));
   return room;
 }
 
@@ -694,7 +714,7 @@ INLINE void attend_to(const Block *block, size_t part, float *found, int bits) {
   const Keys all = {keys_of(block, 0, part).first, keys_of(block, block->count - 1, part).end};
   const char *keys = row_in_cache(work, block->request, 0, block->kv, all.first);
   const char *values = row_in_cache(work, block->request, 1, block->kv, all.first);
-  if (rows_of(work, block->request) == 1 && (bits == 32 || block->count == 1))
+  if (rows_of(work, block->request) == 1 && (bits == 32 || (bits == 8 && block->count == 1)))
     attend_row(block, keys, values, all, found, bits);
   else
     attend_rows(block, keys, values, part, all, found, bits);
