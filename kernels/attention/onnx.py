@@ -285,7 +285,7 @@ def _attended(
 
 
 _OPERATORS = {None: "Attention", 8: "CodeAttention", 4: "NibbleAttention"}
-"""Of kernels/native, by the bits of codes."""
+"""The names of those of kernels/native, by the bits of codes."""
 
 _FLOAT = 1
 """Data type of TensorProto."""
