@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from edge.errors import RequestError
+from edge.kernels.attention.tiles import LARGEST_HEAD
 from edge.models.spec import FILE_BLOCKS, NIBBLE_KV, ROUNDED_KV, WINDOWED_KV, ModelSpec
 from edge.partition import Plan
 from edge.protocol.peer_info import PeerInfo
@@ -24,7 +25,7 @@ def needs_of(
     this type.
 
     keeps_windows: layers with a sliding window keep the newest tokens only. Raises RequestError for
-    codes of latent rows.
+    codes of latent rows, and for int4 with heads of more than LARGEST_HEAD elements.
     """
     if kv_dtype != "float32" and spec.is_latent:
         raise RequestError(
@@ -32,6 +33,13 @@ def needs_of(
             "was asked for",
             remedy="leave kv_dtype out: such a row takes less than codes of each head's keys and "
             "values",
+        )
+    if kv_dtype == "int4" and any(
+        each.head_size > LARGEST_HEAD for each in spec.attentions.values()
+    ):
+        raise RequestError(
+            "keys and values of heads as wide as this model's are not computed in int4",
+            remedy="ask for int8",
         )
     rounded: tuple[str, ...] = () if kv_dtype == "float32" else (ROUNDED_KV,)
     rounded += (NIBBLE_KV,) if kv_dtype == "int4" else ()

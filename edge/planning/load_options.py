@@ -217,7 +217,7 @@ class LoadOptions:
     answer where two tokens are nearly as likely. With "int4", a CPU keeps the first token and the
     96 newest unrounded, which takes further memory for each request. The logits of the bundled
     model change by 0.5 % of their norm with either; those of random models by up to 3 and 11 %.
-    Prompts are computed more slowly. With "int4", prefix caching goes on from saved states."""
+    A CPU needs the library of kernels for "int4", and prefix caching goes on from saved states."""
 
     share_prefixes: bool = option(
         False,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from edge.answers.answer import AnswerPictures
 from edge.answers.terms import Terms
 from edge.errors import RequestError
+from edge.kernels.attention.tiles import LARGEST_HEAD
 from edge.models.pictures import Tile, is_row, row_ids
 from edge.models.spec import PLACED_PICTURES, TILED_ATTENTION
 from edge.models.towers.tower import Tower
@@ -86,6 +87,7 @@ class Pictures:
         mixers = load.spec.attentions.values()
         self._has_axes = any(each.rotary.axes for each in mixers)
         self._sees_pictures = any(each.sees_pictures for each in mixers)
+        self._largest_head = max(each.head_size for each in mixers)
         self._candidates, self._proposal = candidates, proposal
         self.place = place
         """Where pictures are read, in words."""
@@ -149,6 +151,10 @@ class Pictures:
             raise RequestError(
                 f"{', '.join(unable)} cannot compute rows of a picture that see each other",
                 remedy="install edge-inference[fast] there",
+            )
+        if self._sees_pictures and self._largest_head > LARGEST_HEAD:
+            raise RequestError(
+                f"rows of a picture that see each other, in heads of {self._largest_head} elements"
             )
         longest = max((last - first for first, last in blocks), default=0)
         if self._sees_pictures and longest > self._chunk_tokens:

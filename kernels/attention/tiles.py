@@ -9,7 +9,8 @@ from __future__ import annotations
 from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_unrounded
 
-_LARGEST_HEAD = 512
+LARGEST_HEAD = 512
+"""Elements of a head, at most."""
 _PART_KEYS = 512
 _MOST_QUERIES = 24
 _ENOUGH_PARTS = 32
@@ -19,7 +20,7 @@ _PAGE_FLOATS = (2 << 20) // 4
 
 def attends_in_tiles(form: PackedAttention, kv_bits: int | None) -> bool:
     """Whether the operator computes this form, with keys and values of kv_bits (None: float32)."""
-    return kv_bits in {None, 8, 4} and form.head_size <= _LARGEST_HEAD
+    return kv_bits in {None, 8, 4} and form.head_size <= LARGEST_HEAD
 
 
 def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_tokens: int) -> int:

@@ -95,11 +95,14 @@ def _check_refusals(program: StageProgram) -> None:
 
 
 @pytest.mark.skipif(kernels() == "plain", reason="this processor has no fast kernels: not run")
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [("llama", "float32"), ("llama", "int8"), ("llama", "int4"), ("gemma2", "int4")],
+)
 def test_bits_are_those_of_steps_of_their_own(
-    kv_dtype: str, tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
+    family: str, kv_dtype: str, tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
 ) -> None:
-    path = tiny_checkpoint("llama").path
+    path = tiny_checkpoint(family).path
     run_module("tests.contract.test_steps_with_chunks", path, tmp_path, kv_dtype)
 
 

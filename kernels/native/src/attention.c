@@ -858,7 +858,7 @@ void prepare_row(void *data, size_t number) {
 
 /* The key in the first row of a ring after so many tokens: its rows hold the newest keys in order,
  * at least a window of them, and move once in `context - window + 1` tokens. As ONNX Runtime says of
- * its `sliding_window_cache`; see edge/offload/kv/window_rows.py. */
+ * its `sliding_window_cache`; see offload/kv/window_rows.py. */
 static size_t first_kept(const Attending *work, size_t tokens) {
   const size_t kept = work->context, step = kept - work->form->window + 1;
   return tokens > kept ? (tokens - kept + step - 1) / step * step : 0;
@@ -973,7 +973,7 @@ static void keep_newest(const Attending *work, size_t request) {
   }
 }
 
-void end_attention(Attending *work, int is_whole) {
+void end_attention(Attending *work, int is_prepared, int is_whole) {
   const size_t blocks = is_whole && work->is_divided ? work->parts / work->chunks : 0;
   float totals[MOST_QUERIES * (2 + MOST_SIZE)];
   for (size_t number = 0; number < blocks; number++) {
@@ -983,7 +983,7 @@ void end_attention(Attending *work, int is_whole) {
       fold_part(&block, first_part(&block) + chunk, totals, found_of(&block, chunk));
     end_folds(&block, totals);
   }
-  for (size_t i = 0; i < work->requests; i++) {
+  for (size_t i = 0; is_prepared && i < work->requests; i++) {
     if (work->form->is_ring) end_ring(work, i);
     if (work->unrounded) keep_newest(work, i);
   }

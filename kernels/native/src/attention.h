@@ -54,11 +54,12 @@ typedef struct {
 } Attending;
 
 /* 0: there is no memory. Then all rows are prepared, which appends the new keys and values;
- * then all parts attend; then `end_attention` puts them together, if all did, and frees. */
+ * then all parts attend; then `end_attention` puts them together, if all did, and frees. It keeps
+ * new keys only if all rows were prepared. */
 int begin_attention(Attending *work);
 void prepare_row(void *work, size_t row);
 void attend(void *work, size_t part);
-void end_attention(Attending *work, int is_whole);
+void end_attention(Attending *work, int is_prepared, int is_whole);
 
 struct Operator;
 const struct Operator *operator_of_attention(size_t number); /* NULL behind the last */

@@ -143,8 +143,8 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
     if (form->bits == 32 || unrounded->rank != 4 || unrounded->sizes[2] < 2)
       return "unrounded keys of another form";
     work->newest = (size_t)unrounded->sizes[2] - 1;
-    if (unrounded->count != work->requests * 2 * of_heads * (1 + work->newest) ||
-        (work->requests && (size_t)unrounded->sizes[3] != form->size))
+    if ((size_t)unrounded->sizes[0] != work->requests ||
+        (size_t)unrounded->sizes[1] != 2 * form->kv_heads || (size_t)unrounded->sizes[3] != form->size)
       return "unrounded keys of other sizes";
   }
   if (form->bits != 32 &&
@@ -179,6 +179,7 @@ static Status *present(const Api *api, Context *context, size_t output, const In
                        size_t element, void **data) {
   Value *value = NULL;
   Status *error = ORT_OUTPUT(api, context, output, past->sizes, past->rank, &value);
+  if (!error && !value) return ORT_STATUS(api, ORT_INVALID_ARGUMENT, "an input without its output");
   if (!error) error = ORT_DATA(api, value, data);
   if (!error && *data != past->data) memcpy(*data, past->data, past->count * element);
   return error;
@@ -224,8 +225,9 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
     for (size_t row = 0; row < work.rows; row++) prepare_row(&work, row);
   else
     error = ORT_PARALLEL(api, context, prepare_row, work.rows, 0, &work);
+  const int is_prepared = !error;
   if (!error) error = ORT_PARALLEL(api, context, attend, work.parts, 0, &work);
-  end_attention(&work, !error);
+  end_attention(&work, is_prepared, !error);
   return error;
 }
 

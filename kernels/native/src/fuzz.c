@@ -40,7 +40,7 @@ static void round_some(int type) {
 int plain_begin(Attending *);
 void plain_prepare(void *, size_t);
 void plain_attend(void *, size_t);
-void plain_end(Attending *, int);
+void plain_end(Attending *, int, int);
 
 static float *any_floats(size_t count, float most) {
   float *found = malloc(count * sizeof *found);
@@ -108,7 +108,7 @@ static int attend_some(void) {
     for (size_t row = 0; row < rows; row++)
       (plain ? plain_prepare : prepare_row)(&work, row);
     for (size_t part = 0; part < work.parts; part++) (plain ? plain_attend : attend)(&work, part);
-    (plain ? plain_end : end_attention)(&work, 1);
+    (plain ? plain_end : end_attention)(&work, 1, 1);
   }
   /* NaN may have other bits in the cache. */
   int same = most == 0 || (!memcmp(caches[0], caches[1], cache) &&
