@@ -1,4 +1,4 @@
-"""Frames about a peer as a whole, whatever it has loaded: what it is, its memory, and its end.
+"""Frames about a peer itself: what it is, its memory, and its end.
 
 The frames that measure it are in measurements.py, those about its cached files in kept_files.py.
 """
