@@ -33,7 +33,8 @@ QUANTISED = [
     if block.is_read and block.dtype is None
 ]
 LARGEST_ERROR_OF_CODES = 1e-3
-LARGEST_ERROR_OF_INTEGER_INPUTS = 0.07
+LARGEST_ERROR_OF_INTEGER_INPUTS = 0.08
+"""With every type, 0.072 by AVX2 alone."""
 LARGEST_ERROR_WITH_STATES = 0.1
 """A state carries what it took in from token to token: 0.061."""
 

@@ -120,7 +120,7 @@ def run(module: str, *arguments: str, **environment: str) -> str:
     result = subprocess.run(
         [sys.executable, "-W", "error", "-m", module, *arguments],
         cwd=REPOSITORY, env={**os.environ, "TRITON_INTERPRET": "0", **environment},
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=580, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return result.stdout
