@@ -87,7 +87,7 @@ class Pictures:
         mixers = load.spec.attentions.values()
         self._has_axes = any(each.rotary.axes for each in mixers)
         self._sees_pictures = any(each.sees_pictures for each in mixers)
-        self._largest_head = max(each.head_size for each in mixers)
+        self._largest_head = max((each.head_size for each in mixers), default=0)
         self._candidates, self._proposal = candidates, proposal
         self.place = place
         """Where pictures are read, in words."""

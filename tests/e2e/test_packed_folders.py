@@ -111,10 +111,10 @@ PLANS = ("tensor_2", "tensor_3", "pipeline_2")
 
 def of_plans(cases: Iterable[str]) -> list[Any]:
     mark = shown_in_parts("unit/weights/test_packed_folders.py", "e2e/test_packed_folders.py")
-    likewise = [case for case in cases if case in LIKE_OTHERS]
+    alike = [case for case in cases if case in LIKE_OTHERS]
     return [
         *repeats_are_slow(product((case for case in cases if case not in LIKE_OTHERS), PLANS)),
-        *(pytest.param(*each, marks=mark) for each in product(likewise, PLANS)),
+        *(pytest.param(*each, marks=mark) for each in product(alike, PLANS)),
     ]
 
 

@@ -623,34 +623,28 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
   }
 }
 
-/* One row: it takes as long as memory. */
+/* One row, all of whose keys it sees as they are in the cache: it takes as long as memory. */
 INLINE void attend_row(const Block *block, const char *keys, const char *values, Keys all,
                        float *found, int bits) {
   const Attending *work = block->work;
   const int is_stream = block->count == 1 && bits == 32; /* which processors read ahead themselves */
   const size_t size = work->form->size, row = size * (size_t)bits / 8;
   const size_t tile = TILE_BYTES / row / 8 * 8 + 8, own = found_size(work);
-  const Keys cached = cached_of(block, 0, all);
-  const size_t from = cached.first - all.first, count = cached.end - cached.first;
+  const size_t count = all.end - all.first;
   const float *queries = queries_of(block);
   float scores[MOST_QUERIES][ROW_SCORES];
-  keys += from * row, values += from * row;
   for (size_t key = 0; key < count; key += tile)
     for (size_t head = 0; head < block->count; head++)
       score(queries + head * size, keys + key * row, size, least(count - key, tile),
-            scores[head] + from + key, asking_of(head, block->count, tile, row, is_stream), bits);
-  for (size_t head = 0; work->unrounded && head < block->count; head += heads_from(block, head))
-    score_unrounded(block, head, heads_from(block, head), all, scores[head]);
+            scores[head] + key, asking_of(head, block->count, tile, row, is_stream), bits);
   for (size_t head = 0; head < block->count; head++) {
     memset(found + head * own, 0, own * sizeof *found);
     weigh_keys(block, head, all, scores[head], found + head * own);
   }
   for (size_t key = 0; key < count; key += tile)
     for (size_t head = 0; head < block->count; head++)
-      add(scores[head] + from + key, values + key * row, size, least(count - key, tile),
+      add(scores[head] + key, values + key * row, size, least(count - key, tile),
           found + head * own + 2, asking_of(head, block->count, tile, row, is_stream), bits);
-  for (size_t head = 0; work->unrounded && head < block->count; head += heads_from(block, head))
-    add_newest(block, head, heads_from(block, head), all, scores[head], found + head * own + 2);
 }
 
 /* Adds what a query found in a part to what it found in those before. */

@@ -35,8 +35,9 @@ typedef struct {
   const int64_t *turns;            /* [rows]: rows of these; NULL: the new keys' numbers */
   const float *sinks;              /* [heads], or NULL */
   const float *key_scales, *value_scales; /* [kv_heads, size] of codes */
-  float *unrounded; /* [requests, 2 * kv_heads, 1 + newest, size], or NULL: keys and values over their
-                     * scales, of key 0, and behind it of the newest: key k in row 1 + k % newest */
+  float *unrounded; /* [requests, 2 * kv_heads, 1 + newest, size], or NULL, with codes of 4 bits alone: keys
+                     * and values over their scales, of key 0, and behind it of the newest: key k in row
+                     * 1 + k % newest */
   size_t newest;    /* of the keys that a row sees, its own included, which it sees unrounded */
   int sees_all;     /* whether rows see those behind them, too */
   float *output;                   /* [rows, heads · size] */

@@ -140,7 +140,7 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
   if (inputs[SINKS].value && inputs[SINKS].count != form->heads) return "sinks of other heads";
   const Input *unrounded = inputs + UNROUNDED;
   if (unrounded->value) {
-    if (form->bits == 32 || unrounded->rank != 4 || unrounded->sizes[2] < 2)
+    if (form->bits != 4 || unrounded->rank != 4 || unrounded->sizes[2] < 2)
       return "unrounded keys of another form";
     work->newest = (size_t)unrounded->sizes[2] - 1;
     if ((size_t)unrounded->sizes[0] != work->requests ||
