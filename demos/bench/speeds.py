@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import click
 
@@ -134,7 +135,13 @@ def _distributed_llama(given: Given) -> float:
     case.LLAMA_PYTHON,
     case.shape(),
     case.FILE,
+    click.option(
+        "--gguf",
+        type=click.Path(exists=True, path_type=Path),
+        help="llama.cpp's file, where Edge takes a checkpoint (--file).",
+    ),
     case.text("--form", "Q4_K_M", "Of the shape's file: llama.cpp's format."),
+    click.option("--no-flash", is_flag=True, help="llama.cpp without flash attention."),
     click.option("--same-file", is_flag=True, help="Edge takes the shape's file, too."),
     case.dtype(),
     click.option("--block-size", type=int, help="Of --dtype, if not its own."),
@@ -151,10 +158,12 @@ def llama(given: Given) -> Iterator[Found]:
     little. With both at one rate of weights, the ratio of decoding would be that of llama.cpp's
     bytes to Edge's.
     """
-    gguf = given.file or gguf_of(
-        given.shape, given.folder, python=given.llama_python, form=given.form
+    gguf = (
+        given.gguf
+        or given.file
+        or gguf_of(given.shape, given.folder, python=given.llama_python, form=given.form)
     )
-    source = gguf if given.file or given.same_file else given.path
+    source = gguf if given.same_file else given.path
     dtype, block_size = given.dtype, given.block_size
     ours = f"{dtype}/{block_size}" if block_size else dtype
     if source == gguf:
@@ -165,7 +174,7 @@ def llama(given: Given) -> Iterator[Found]:
         other = stack.enter_context(
             Llama(
                 gguf, python=given.llama_python, threads=given.threads, context_tokens=context,
-                requests=given.requests,
+                requests=given.requests, flash=not given.no_flash,
             )
         )  # fmt: skip
         model = local_model(
@@ -197,7 +206,8 @@ def llama(given: Given) -> Iterator[Found]:
         found.add("rate of weights, Edge / llama.cpp", "ratio", one * mine / (two * others))
     yield Found(
         figures=found,
-        variant=f"{ours}, {given.threads} threads; llama-cpp-python {other.version} {given.form}",
+        variant=f"{ours}, {given.threads} threads; llama-cpp-python {other.version} {given.form}"
+        + ", no flash attention" * given.no_flash,
         link="none",
         model=given.model,
     )

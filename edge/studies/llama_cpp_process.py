@@ -1,9 +1,10 @@
 """llama.cpp's side of a comparison: a program for a Python with llama-cpp-python and numpy.
 
-python llama_cpp_process.py GGUF THREADS CONTEXT REQUESTS [mapped]
+python llama_cpp_process.py GGUF THREADS CONTEXT REQUESTS [mapped] [no-flash]
 
 With `mapped` the weights stay in the mapped file, so that a file larger than memory can run; else
-llama.cpp repacks some for speed.
+llama.cpp repacks some for speed. With `no-flash` attention is computed with its matrix of scores;
+else llama.cpp chooses.
 
 Writes its version in one line of JSON. Then answers lines on standard input, `PROMPT_TOKENS
 NEW_TOKENS REQUESTS`, with one line of JSON each: the seconds of `prefill_s` (the prompt of the last
@@ -24,7 +25,14 @@ class Side:
     """A model in llama.cpp, driven through its C interface with greedy tokens."""
 
     def __init__(
-        self, path: str, *, threads: int, context: int, requests: int, is_mapped: bool = False
+        self,
+        path: str,
+        *,
+        threads: int,
+        context: int,
+        requests: int,
+        is_mapped: bool = False,
+        flash: bool = True,
     ) -> None:
         import llama_cpp
 
@@ -41,6 +49,9 @@ class Side:
         terms.n_batch = terms.n_ubatch = max(512, requests)
         terms.n_seq_max = requests
         terms.n_threads = terms.n_threads_batch = threads
+        terms.swa_full = False  # as llama-server has it: layers with windows keep these alone
+        if not flash:
+            terms.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.context = llama_cpp.llama_init_from_model(self.model, terms)
         if not self.context:
             raise SystemExit("llama.cpp cannot make a context of this size")
@@ -93,8 +104,11 @@ def main() -> None:
 
     quiet = llama_cpp.llama_log_callback(lambda _level, _text, _data: None)
     llama_cpp.llama_log_set(quiet, None)
-    is_mapped = sys.argv[5:] == ["mapped"]
-    side = Side(path, threads=threads, context=context, requests=requests, is_mapped=is_mapped)
+    words = sys.argv[5:]
+    side = Side(
+        path, threads=threads, context=context, requests=requests,
+        is_mapped="mapped" in words, flash="no-flash" not in words,
+    )  # fmt: skip
     print(json.dumps({"version": llama_cpp.__version__, "vocab": side.vocab_size}), flush=True)
     for line in sys.stdin:
         print(json.dumps(side.run(*map(int, line.split()))), flush=True)

@@ -19,18 +19,31 @@ from edge.errors import RequestError
 from edge.studies import llama_cpp_process
 from edge.studies.benchmark import Spread, TimedModel, batch_tokens_per_s
 
+_WARM_UP_TOKENS = 512
+
 
 class Llama:
     """A llama.cpp process with one GGUF file. A context manager."""
 
     def __init__(
-        self, gguf: Path, *, python: str, threads: int, context_tokens: int, requests: int = 1
+        self,
+        gguf: Path,
+        *,
+        python: str,
+        threads: int,
+        context_tokens: int,
+        requests: int = 1,
+        flash: bool = True,
     ) -> None:
-        """Start it. Raises RequestError, after llama.cpp's own message, if that fails."""
-        numbers = [str(threads), str(context_tokens), str(requests)]
+        """Start it. `flash`: llama.cpp may choose flash attention.
+
+        Raises RequestError, after llama.cpp's own message, if it cannot start.
+        """
+        options = [str(threads), str(context_tokens), str(requests)]
+        options += [] if flash else ["no-flash"]
         try:
             self._process = subprocess.Popen(
-                [python, llama_cpp_process.__file__, str(gguf), *numbers],
+                [python, llama_cpp_process.__file__, str(gguf), *options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -130,7 +143,7 @@ def compare(
     requests: int,
     rounds: int,
 ) -> Comparison:
-    """Each round runs both once, end tokens ignored, after a warm-up round.
+    """Each round runs both once, end tokens ignored, after a warm-up with a shorter prompt.
 
     Raises RequestError if the file does not hold a model of the same vocabulary.
     """
@@ -142,7 +155,7 @@ def compare(
         )
     generator = np.random.default_rng(1)
 
-    def measured() -> dict[str, tuple[float, float]]:
+    def measured(prompt_tokens: int) -> dict[str, tuple[float, float]]:
         """(Edge, llama.cpp) in tokens per second."""
         # A new prompt each time: an old one would be found in the prefix cache.
         prompt = generator.integers(model.vocab_size, size=prompt_tokens).tolist()
@@ -163,8 +176,8 @@ def compare(
             found["batch"] = (together, requests * (new_tokens - 1) / other["decode_s"])
         return found
 
-    measured()
-    found = [measured() for _ in range(rounds)]
+    measured(min(prompt_tokens, _WARM_UP_TOKENS))
+    found = [measured(prompt_tokens) for _ in range(rounds)]
     prefill, decode, batch = (
         tuple(each[name] for each in found if name in each)
         for name in ("prefill", "decode", "batch")
