@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 import edge
-from edge.demos.bench import case, llama_turns
+from edge.demos.bench import case
 from edge.demos.bench.case import Found, Given
-from edge.demos.bench.llama_files import gguf_of, llama_process
+from edge.demos.bench.llama_server import answered, served_by_llama
 from edge.demos.bench.results import Figures
 from edge.demos.bench.turns import local_model, random_prompt
 
@@ -26,11 +26,12 @@ _Turn = Callable[[list[int]], Mapping[str, float]]
     case.number("--turns", 30),
     case.number("--turn-tokens", 900, "That each turn adds."),
     case.number("--new-tokens", 100, least=8),
-    case.text("--llama-python", "", "A Python with llama-cpp-python: its own cache, beside."),
+    case.text("--llama-server", "", "llama.cpp's server: its own cache of the file, beside."),
     case.FOLDER,
 )
 def conversation(given: Given) -> Iterator[Found]:
-    """What the turns of a long conversation cost, against llama.cpp with its own caching.
+    """What the turns of a long conversation cost, against llama-server with as many threads in all
+    and its own caching.
 
     Each turn sends all tokens so far, some more, and gets an answer. Computed: tokens of a turn's
     prompt that were computed, relative to those that are new since the last answer.
@@ -44,7 +45,7 @@ def conversation(given: Given) -> Iterator[Found]:
             dtype=dtype, context_tokens=context,
         )  # fmt: skip
         sides: dict[str, _Turn] = {"Edge": _edge(model, given.new_tokens)}
-        if given.llama_python:
+        if given.llama_server:
             sides["llama.cpp"] = _llama(stack, given, context)
         said: dict[str, list[int]] = {side: [] for side in sides}
         for number in range(given.turns):
@@ -87,20 +88,25 @@ def _edge(model: edge.Model, new_tokens: int) -> _Turn:
 
 
 def _llama(stack: contextlib.ExitStack, given: Given, context: int) -> _Turn:
-    gguf = given.file or gguf_of(
-        given.shape, given.folder, python=given.llama_python, form="Q4_K_M"
-    )
-    ask = stack.enter_context(
-        llama_process(given.llama_python, llama_turns, gguf, given.threads, context)
-    )
+    threads = str(given.peers * given.threads)
+    arguments = ["-c", str(context), "-np", "1", "-t", threads, "--no-webui"]
+    url = stack.enter_context(served_by_llama(given.llama_server, given.path, *arguments))
+    known = 0
 
     def turn(prompt: list[int]) -> Mapping[str, float]:
-        told = ask({"prompt": prompt, "new_tokens": given.new_tokens})
-        prompt += told["tokens"]
-        return {
-            "first token": told["first_s"],
-            "whole turn": told["first_s"] + told["seconds"],
-            "decode": (given.new_tokens - 1) / told["seconds"],
+        nonlocal known
+        begun = time.perf_counter()
+        found = answered(url, prompt, given.new_tokens, cache_prompt=True)
+        whole_s = time.perf_counter() - begun
+        times = found["timings"]
+        told = {
+            "computed": times["prompt_n"] / (len(prompt) - known),
+            "first token": times["prompt_ms"] / 1e3,
+            "whole turn": whole_s,
+            "decode": times["predicted_per_second"],
         }
+        prompt += found["tokens"]
+        known = len(prompt)
+        return told
 
     return turn

@@ -36,12 +36,21 @@ def served_by_llama(program: str, file: Path, *arguments: str) -> Iterator[str]:
 
 
 def tokens_per_s(url: str, prompt: Sequence[int], new_tokens: int) -> float:
-    """The speed at which it decodes a greedy answer, by its own count."""
+    """The speed at which it decodes a greedy answer, by its own count, with nothing cached."""
+    found = answered(url, prompt, new_tokens, cache_prompt=False)
+    return float(found["timings"]["predicted_per_second"])
+
+
+def answered(
+    url: str, prompt: Sequence[int], new_tokens: int, *, cache_prompt: bool
+) -> dict[str, Any]:
+    """A greedy answer: its `tokens`, and its times by the server's own count (`timings`)."""
     asked: Mapping[str, Any] = {
         "prompt": list(prompt), "n_predict": new_tokens, "temperature": 0, "ignore_eos": True,
-        "cache_prompt": False,
+        "cache_prompt": cache_prompt, "return_tokens": True,
     }  # fmt: skip
     kind = {"Content-Type": "application/json"}
     request = Request(f"{url}/completion", json.dumps(asked).encode(), kind)
     with _DIRECTLY.open(request) as answer:
-        return float(json.load(answer)["timings"]["predicted_per_second"])
+        found: dict[str, Any] = json.load(answer)
+    return found
