@@ -367,8 +367,8 @@ class Backend(Protocol):
         memory, ROUNDED_KV if it keeps keys and values in float32 only, NIBBLE_KV if not in
         4 bits, WINDOWED_KV if it keeps
         those of all tokens in layers with a sliding window, TILED_ATTENTION if a step holds scores
-        over the whole context, and PLACED_PICTURES if the places of pictures in a prompt may not
-        matter."""
+        over the whole context, WINDOW_READS if it reads all tokens that such layers keep, and
+        PLACED_PICTURES if the places of pictures in a prompt may not matter."""
         ...
 
     @property

@@ -73,6 +73,7 @@ def model_facts(
             state_bytes=layer_state_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
             window_bytes=layer_window_bytes(layer.mixer, kv_dtype) // layer.mixer.num_groups,
             window_tokens=(layer.mixer.kept_tokens if isinstance(layer.mixer, Attention) else None),
+            seen_tokens=layer.mixer.window if isinstance(layer.mixer, Attention) else None,
             num_experts=block.num_experts if isinstance(block, Experts) else 0,
             top_k=block.top_k if isinstance(block, Experts) else 0,
             expert_column_bytes=of_one_expert(block, layer.grade),

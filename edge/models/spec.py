@@ -92,6 +92,10 @@ TILED_ATTENTION = "attention in tiles"
 """What a device lacks that holds the scores of a step's attention over the whole context. No model
 needs it."""
 
+WINDOW_READS = "reads of windows alone"
+"""What a device lacks that reads all tokens it keeps in layers with a window. No model needs
+it."""
+
 TABLES = frozenset(("embedding", "token_table"))
 """The roles of lookup tables, which are not multiplied."""
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from edge.host.free_memory import format_size
-from edge.models.spec import WEIGHTS_ON_DISK
+from edge.models.spec import WEIGHTS_ON_DISK, WINDOW_READS
 from edge.partition import DeviceSpec
 from edge.protocol.fields import Address, Printable
 
@@ -135,4 +135,5 @@ class PeerDescription:
             host_memory_bytes=self.host_memory_bytes,
             unused_buffer_bytes=0 if is_limited else unused_bytes,
             streams=WEIGHTS_ON_DISK not in self.lacks,
+            reads_windows=WINDOW_READS not in self.lacks,
         )

@@ -97,6 +97,7 @@ class Pace:
     attention_s: float
     """Per query head, layer and cached token."""
     context_tokens: float
+    reads_windows: bool
     run_s: float
     attention_run_s: float
     """The fixed time of a slice with heads, however few."""
@@ -130,6 +131,7 @@ class Pace:
             head_weight_s=weight_s(phase.head_rows, is_slice=True),
             attention_s=attention_s,
             context_tokens=phase.context_tokens,
+            reads_windows=device.reads_windows,
             run_s=rates.run_s,
             attention_run_s=rates.run_s + attention_slice_s,
             feed_forward_run_s=rates.run_s + feed_forward_slice_s,
@@ -153,7 +155,8 @@ class Pace:
 
     def head_s(self, layer: LayerFacts) -> float:
         """Seconds of attention of one query head of a layer."""
-        return layer.heads_per_unit * self.attention_s * layer.read_tokens(self.context_tokens)
+        tokens = layer.read_tokens(self.context_tokens, reads_windows=self.reads_windows)
+        return layer.heads_per_unit * self.attention_s * tokens
 
     def attention(self, layer: LayerFacts, heads: int, kv_heads: int) -> Segment:
         """Up to the first sum of a layer. Half of the norms and biases counts here, half in

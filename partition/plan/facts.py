@@ -56,6 +56,8 @@ class DeviceSpec:
     """Part of the buffers for steps that decoding does not use, so that streamed layers can."""
     streams: bool = True
     """Whether it computes layers that lie on its disk; otherwise only those in its memory."""
+    reads_windows: bool = True
+    """Whether layers with a sliding window read its tokens alone; otherwise all that are kept."""
     slowed: float = 1.0
     """How many times as long it takes as when it was measured, because something else keeps it
     busy. `rates` are those of now, with this factor."""
@@ -221,7 +223,9 @@ class LayerFacts:
     """Keys and values of one request in a layer that keeps the newest tokens only, for one KV head;
     in place of those of every token."""
     window_tokens: int | None = None
-    """Most tokens that such a layer keeps, and reads for each row; None: all."""
+    """Most tokens that such a layer keeps; None: all."""
+    seen_tokens: int | None = None
+    """Most tokens that a row sees, the sliding window; None: all."""
     heads_per_unit: int = 1
     """Heads of the model that one query head here stands for. More than 1 where only all of them
     together can be given to a device; 0 where heads attend no earlier tokens."""
@@ -256,6 +260,7 @@ class LayerFacts:
             state_bytes=self.state_bytes,
             window_bytes=self.window_bytes,
             window_tokens=self.window_tokens or 0,
+            seen_tokens=self.seen_tokens or 0,
             heads_per_unit=self.heads_per_unit,
             num_experts=self.num_experts,
             top_k=self.top_k,
@@ -297,10 +302,10 @@ class LayerFacts:
     def weight_bytes(self) -> int:
         return self.attention_bytes + self.feed_forward_bytes + self.layer_bytes
 
-    def read_tokens(self, context_tokens: float) -> float:
-        """Cached tokens that a row reads behind so many."""
-        window = self.window_tokens
-        return context_tokens if window is None else min(context_tokens, window)
+    def read_tokens(self, context_tokens: float, *, reads_windows: bool) -> float:
+        """Cached tokens that a row reads behind so many; see `DeviceSpec.reads_windows`."""
+        most = self.seen_tokens if reads_windows else self.window_tokens
+        return context_tokens if most is None else min(context_tokens, most)
 
     @property
     def token_bytes(self) -> int:

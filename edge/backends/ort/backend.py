@@ -39,6 +39,7 @@ from edge.models.spec import (
     NIBBLE_KV,
     TILED_ATTENTION,
     WEIGHTS_ON_DISK,
+    WINDOW_READS,
     WINDOWED_KV,
     ModelSpec,
 )
@@ -55,6 +56,8 @@ from edge.system.pages import can_put_memory_over_mappings, let_go_of, mappings_
 from edge.weights.formats import KvDtype, WeightFormat
 from edge.weights.layout import ShardLayout
 from edge.weights.tower import tower_layout
+
+_OF_THE_LIBRARY = (FILE_BLOCKS, TILED_ATTENTION, WINDOW_READS, NIBBLE_KV)
 
 _process = threading.Lock()
 _has_arena = False
@@ -77,7 +80,7 @@ class OrtBackend:
         (
             *(() if can_put_memory_over_mappings() else (WEIGHTS_ON_DISK,)),
             *(() if has_windowed_caches() else (WINDOWED_KV,)),
-            *(() if block_kernels.library() else (FILE_BLOCKS, TILED_ATTENTION, NIBBLE_KV)),
+            *(() if block_kernels.library() else _OF_THE_LIBRARY),
         )
     )
     is_stand_in = False

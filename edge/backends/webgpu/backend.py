@@ -40,6 +40,7 @@ from edge.models.spec import (
     ROUNDED_KV,
     TILED_ATTENTION,
     WEIGHTS_ON_DISK,
+    WINDOW_READS,
     WINDOWED_KV,
     ModelSpec,
 )
@@ -67,7 +68,7 @@ class WebGpuBackend:
     lacks = frozenset(
         (
             *(WEIGHTS_ON_DISK, ROUNDED_KV, WINDOWED_KV),
-            *(PLACED_PICTURES, FURTHER_HEAD, FILE_BLOCKS, TILED_ATTENTION),
+            *(PLACED_PICTURES, FURTHER_HEAD, FILE_BLOCKS, TILED_ATTENTION, WINDOW_READS),
         )
     )
 

@@ -118,6 +118,21 @@ def test_attention_is_rows_by_context_by_heads_by_layers() -> None:
     assert seconds(found, "attention") == pytest.approx(2 * 25 * 4 * 3 * 0.5)
 
 
+@pytest.mark.parametrize(
+    ("reads_windows", "kept", "read"),
+    [(True, None, 6), (True, 9, 6), (False, None, 25), (False, 9, 9)],
+)
+def test_a_row_reads_its_window_or_all_that_is_kept(
+    reads_windows: bool, kept: int | None, read: int
+) -> None:
+    model = changed_facts(MODEL, seen_tokens=6, window_tokens=kept)
+    devices = cluster(replace(RATES, attention_s=(0.5, 0.5)))
+    device = replace(devices.devices[0], reads_windows=reads_windows)
+    workload = Workload(prompt_tokens=20, output_tokens=10)
+    found = estimate(ALONE, model, replace(devices, devices=(device,)), workload)
+    assert seconds(found, "attention") == pytest.approx(read * 4 * 3 * 0.5)
+
+
 def test_graph_runs() -> None:
     rates = replace(RATES, run_s=7.0)
     assert seconds(of(ALONE, cluster(rates)), "runs") == pytest.approx(7)
