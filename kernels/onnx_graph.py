@@ -28,8 +28,6 @@ class Provider:
     name: Literal["cpu", "webgpu"]
     attends_by_nodes: bool = False
     """Whether attention is computed by ordinary nodes, because its operator is wrong there."""
-    threads: int = 1
-    """Threads that divide a product."""
     has_own_attention: bool = False
     """Whether new tokens attend by the operator of kernels/native, where it knows the form."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.kernels.attention.tiles import attends_in_tiles, tile_values
+from edge.kernels.attention.tiles import attends_in_tiles, latent_tile_values, tile_values
 from edge.kernels.kv_cache.cache_size import (
     cache_row,
     keeps_unrounded,
@@ -114,8 +114,10 @@ class Widths:
                 for part in parts
                 if has_tiles
                 and isinstance(part, Attention)
-                and part.latent is None
-                and attends_in_tiles(part.packed(spec.norm_epsilon), kv_bits(kv_dtype))
+                and (
+                    part.latent is not None
+                    or attends_in_tiles(part.packed(spec.norm_epsilon), kv_bits(kv_dtype))
+                )
             ),
             vocab_rows=len(layout.vocab),
             is_split=layout.is_split,
@@ -421,7 +423,10 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
         keys = limits.context_tokens
         if isinstance(part, Attention) and part in widths.in_tiles:
             keys = 0
-            own = tile_values(part.packed(0.0), widths.kv_bits, rows, limits.context_tokens)
+            if part.latent is not None:
+                own = latent_tile_values(part.latent_form, rows, limits.context_tokens)
+            else:
+                own = tile_values(part.packed(0.0), widths.kv_bits, rows, limits.context_tokens)
             in_tiles = max(in_tiles, own)
         if isinstance(part, Attention) and part.kept_tokens is not None:
             # A chunk that would move rows is put behind them in temporary memory.
@@ -430,12 +435,12 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
             staged = max(staged, 2 * part.num_kv_heads * part.head_size * kept)
         values = part.row_values(keys, widths.hidden_size)
         largest[part.kind] = max(values, largest.get(part.kind, 0))
-    of_blocks = [
-        part.latent_form.block_values(rows, limits.context_tokens)
+    by_nodes = [
+        part.latent_form.node_values(rows, limits.context_tokens)
         for part in widths.parts
-        if isinstance(part, Attention) and part.latent is not None
+        if isinstance(part, Attention) and part.latent is not None and part not in widths.in_tiles
     ]
-    values = rows * (3 * widths.hidden_size + sum(largest.values())) + max(of_blocks, default=0)
+    values = rows * (3 * widths.hidden_size + sum(largest.values())) + max(by_nodes, default=0)
     return _FLOAT_BYTES * (values + staged + in_tiles)
 
 

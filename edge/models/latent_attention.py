@@ -12,7 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from edge.kernels.attention.tiles import LARGEST_HEAD
 from edge.models.parts import MatrixSlice, Rows, VectorSlice, check_flags, check_sizes, finite
+
+MOST_ROW = 2 * LARGEST_HEAD
+"""Elements of a token's row, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,11 @@ class Latent:
         check_flags(latent_bias=self.bias)
         if self.query_rank is not None:
             check_sizes(query_rank=self.query_rank)
+        if self.rows > MOST_ROW:
+            raise ValueError(
+                f"latent attention with rows of {self.rows} elements is not computed here; "
+                f"{MOST_ROW} at most"
+            )
         if not 0 <= finite(self.norm_epsilon) < 1:
             raise ValueError("the epsilon of a latent vector's norm must lie in 0..1")
 

@@ -168,8 +168,8 @@ def attention(
             outputs=4 if cache.unrounded else 3, domain=EDGE,
             heads=num_heads, kv_heads=num_kv_heads, size=padded,
             turned=form.turned_elements if by_itself else 0, interleaved=int(form.interleaved),
-            window=form.window or 0, is_ring=int(cache.is_windowed), scale=_bits_of(factor),
-            cap=_bits_of(form.soft_cap or 0.0),
+            window=form.window or 0, is_ring=int(cache.is_windowed), scale=bits_of(factor),
+            cap=bits_of(form.soft_cap or 0.0), is_joined=0,
         )  # fmt: skip
     else:
         output, present_keys, present_values = _grouped_query(
@@ -185,7 +185,8 @@ def attention(
     return output, present_keys, present_values, *unrounded
 
 
-def _bits_of(value: float) -> int:
+def bits_of(value: float) -> int:
+    """A float32 as an attribute of the library's operators."""
     return int(np.float32(value).view(np.uint32))
 
 

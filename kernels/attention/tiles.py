@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_unrounded
+from edge.kernels.latent_attention.reference import LatentForm
 
 LARGEST_HEAD = 512
 """Elements of a head, at most."""
@@ -35,4 +36,15 @@ def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_t
     values = queries * size + divided * parts * (2 + size)
     if keeps_unrounded(kv_bits):
         values += 2 * rows * form.num_kv_heads * size
+    return _in_pages(values)
+
+
+def latent_tile_values(form: LatentForm, rows: int, context_tokens: int) -> int:
+    """The same of latent attention, whose blocks have half as many queries."""
+    queries = rows * form.num_heads
+    divided = min(queries, _ENOUGH_PARTS * _MOST_QUERIES // 2) * -(-context_tokens // _PART_KEYS)
+    return _in_pages(2 * (queries * form.half_size + divided * (2 + form.half_size)))
+
+
+def _in_pages(values: int) -> int:
     return values if values < _PAGE_FLOATS else -(-values // _PAGE_FLOATS) * _PAGE_FLOATS

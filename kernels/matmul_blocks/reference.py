@@ -44,7 +44,7 @@ Bytes = NDArray[np.uint8]
 TILES_VERSION = 1
 """Raised with every change of the layout, as in kernels/native/src/blocks.h."""
 
-OPERATOR_VERSION = 7
+OPERATOR_VERSION = 8
 """Raised with every change of the library's operators, their inputs or types, or of what weights
 are rounded to, as there."""
 

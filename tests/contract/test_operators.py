@@ -31,7 +31,7 @@ from edge.kernels.gated_mlp import reference as gated_mlp_reference
 from edge.kernels.kv_cache.cache_size import cache_head_size
 from edge.kernels.latent_attention import onnx as latent_onnx
 from edge.kernels.latent_attention import reference as latent_reference
-from edge.kernels.latent_attention.onnx import LatentCache, seen_places
+from edge.kernels.latent_attention.onnx import LatentCache
 from edge.kernels.latent_attention.reference import LatentForm
 from edge.kernels.layer_norm import onnx as layer_norm_onnx
 from edge.kernels.layer_norm import reference as layer_norm_reference
@@ -63,7 +63,6 @@ from tests.support.operator_face import (
     run_cases,
 )
 from tests.support.reference_model import rounded_activations
-from tests.support.slow_cases import repeats_are_slow
 
 EPSILON = 1e-5
 sizes = st.integers(1, 70)
@@ -185,20 +184,26 @@ def test_linear_attention(
     assert_in_place(face, case, num_states=2, cut=cut, tolerance=2e-5)
 
 
+_HAS_LIBRARY = PROVIDER == CPU and block_kernels.library() is not None
+
+
 def latent_steps(
     form: LatentForm, queries: Array, rows: Array, cuts: Sequence[int], *, threads: int = 1,
-    context: int, batch: int = 1,
+    context: int, batch: int = 1, by_nodes: bool = False,
 ) -> Array:  # fmt: skip
     """Mixed rows of requests that are alike, in steps from one of `cuts` to the next."""
-    graph = OnnxGraph("latent", replace(PROVIDER, threads=threads))
+    graph = OnnxGraph("latent", PROVIDER)
     shape: list[int | str] = ["batch", 1, "places", form.half_size]
     columns = form.num_heads * form.filled_size
     cache = LatentCache(
         first=graph.input("first", np.float32, shape),
         second=graph.input("second", np.float32, shape),
-        positions=graph.input("positions", np.int64, ["batch", "tokens"]),
-        lengths=graph.input("lengths", np.int32, ["batch"]) if PROVIDER != CPU else "",
+        positions=graph.input("positions", np.int64, ["batch", "tokens"]) if by_nodes else "",
+        lengths=graph.input("lengths", np.int32, ["batch"])
+        if PROVIDER != CPU or not by_nodes
+        else "",
         total=graph.input("total", np.int32, []) if PROVIDER != CPU else "",
+        counts="" if by_nodes else graph.input("counts", np.int32, ["batch"]),
     )
     mixed = latent_onnx.latent_attention(
         graph,
@@ -213,22 +218,16 @@ def latent_steps(
     halves = [np.zeros((batch, 1, context, form.half_size), np.float32) for _half in range(2)]
     found = []
     for begin, end in itertools.pairwise(cuts):
-        is_cut = PROVIDER == CPU and batch == 1
-        seen = seen_places(end, context, threads=threads) if is_cut else context
         feeds = {
-            "first": halves[0][:, :, :seen], "second": halves[1][:, :, :seen],
-            "positions": np.tile(np.arange(begin, end), (batch, 1)),
+            "first": halves[0], "second": halves[1],
             "queries": np.repeat(queries[None, begin:end], batch, axis=0),
             "rows": np.repeat(rows[None, begin:end], batch, axis=0),
+            "positions": np.tile(np.arange(begin, end), (batch, 1)),
+            "lengths": np.full(batch, end - 1, np.int32), "total": np.asarray(end, np.int32),
+            "counts": np.full(batch, end - begin, np.int32),
         }  # fmt: skip
-        if PROVIDER != CPU:
-            feeds |= {
-                "lengths": np.full(batch, end - 1, np.int32),
-                "total": np.asarray(end, np.int32),
-            }
-        made, *present = session.run(["mixed", "present_first", "present_second"], feeds)
-        for half, after in zip(halves, present, strict=True):
-            half[:, :, :seen] = after
+        feeds = {each.name: feeds[each.name] for each in session.get_inputs()}
+        made, *halves = session.run(["mixed", "present_first", "present_second"], feeds)
         assert all(np.array_equal(each, made[0]) for each in made)
         found.append(made[0])
     whole = np.concatenate(halves, axis=-1)[:, 0]
@@ -238,7 +237,7 @@ def latent_steps(
 
 @FEW
 @given(
-    seed=seeds, tokens=st.integers(1, 80), cut=st.integers(0, 80), heads=st.integers(1, 5),
+    seed=seeds, tokens=st.integers(1, 80), cut=st.integers(0, 80), heads=st.integers(1, 30),
     row_size=st.integers(1, 40), batch=st.integers(1, 3), room=st.integers(0, 200),
 )  # fmt: skip
 def test_latent_attention(
@@ -251,30 +250,23 @@ def test_latent_attention(
     expected = latent_reference.latent_attention(queries, rows, form=form)
     cuts = sorted({0, min(cut, tokens), tokens})
     batch = batch if PROVIDER == CPU else 1
-    found = latent_steps(form, queries, rows, cuts, context=tokens + room, batch=batch)
-    assert_same(found, expected, tolerance=1e-5)
+    steps = partial(latent_steps, form, queries, rows, cuts, context=tokens + room, batch=batch)
+    for by_nodes in (False, True) if _HAS_LIBRARY else (True,):
+        assert_same(steps(by_nodes=by_nodes), expected, tolerance=1e-5)
 
 
-@pytest.mark.skipif(PROVIDER != CPU, reason="it is a promise of the CPU's threads")
-@pytest.mark.parametrize(
-    ("threads", "is_whole"),
-    repeats_are_slow([(1, True), (4, False), (2, True), (8, False)], of=(1,)),
-)
-def test_latent_attention_of_a_row_has_the_same_bits_in_any_step(
-    threads: int, is_whole: bool
-) -> None:
-    """Of the sizes of GLM-4.7-Flash: sums are long enough to be divided in several ways."""
+@pytest.mark.skipif(not _HAS_LIBRARY, reason="it is a promise of the library")
+def test_latent_attention_of_a_row_has_the_same_bits_in_any_step() -> None:
+    """Of the sizes of GLM-4.7-Flash, with one thread and with several, over two parts of keys."""
     form = LatentForm(num_heads=20, row_size=576, scale=1 / 16)
-    queries = normal(0, 200, form.num_heads * form.filled_size)
-    rows = normal(1, 200, form.filled_size)
-    steps = partial(latent_steps, form, queries, rows, threads=threads, context=1100)
-    whole = steps([0, 200])
-    for cuts in ([0, 2, 6, 20, 200], [0, 100, 102, 104, 118, 200], [0, 32, 64, 130, 200]):
-        assert np.array_equal(steps(cuts), whole)
-    assert latent_onnx.rows_agree(form, 1100, threads=threads)
-    assert latent_onnx.rows_agree(form, 300, threads=threads) == is_whole
-    small = replace(form, row_size=200)
-    assert latent_onnx.rows_agree(small, 300, threads=threads)
+    queries = normal(0, 700, form.num_heads * form.filled_size)
+    rows = normal(1, 700, form.filled_size)
+    steps = partial(latent_steps, form, queries, rows, context=750)
+    whole = steps([0, 700])
+    expected = latent_reference.latent_attention(queries, rows, form=form)
+    assert_same(whole, expected, tolerance=1e-5)
+    for threads, *cuts in ([1, 0, 2, 6, 20, 700], [4, 0, 100, 699, 700], [2, 0, 32, 640, 641, 700]):
+        assert np.array_equal(steps(cuts, threads=threads), whole)
 
 
 @FEW

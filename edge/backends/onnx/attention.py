@@ -78,7 +78,8 @@ def _inputs(
         )
     packed = part.packed(build.spec.norm_epsilon)
     counts = ""
-    if takes_counts(packed, build.kv_bits, graph.provider):
+    is_latent = part.latent is not None and graph.provider.has_own_attention
+    if is_latent or takes_counts(packed, build.kv_bits, graph.provider):
         counts = graph.input(entry.named("counts"), np.int32, [entry.requests])
     if needs_positions or attention_needs_positions(packed, graph.provider):
         positions = graph.input(entry.named("positions"), np.int64, [entry.size, "tokens"])

@@ -85,6 +85,9 @@ def latent_face(
         positions=cases.input("positions", *(np.arange(rows)[None] for rows in steps)),
         lengths=cases.input("lengths", *lengths),
         total=cases.input("total", *total),
+        counts=cases.input("counts", *(np.asarray([rows], np.int32) for rows in steps))
+        if cases.graph.provider.has_own_attention
+        else "",
     )
     present = f"present_first.{label}", f"present_second.{label}"
 

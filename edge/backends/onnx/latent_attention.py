@@ -64,7 +64,7 @@ def lower_latent(
             _joined(graph, made_of, shared, 1, latent, form.filled_size),
             LatentCache(
                 first=past[0], second=past[1], positions=names.positions,
-                lengths=names.lengths, total=names.total,
+                lengths=names.lengths, total=names.total, counts=names.counts,
             ),
             form,
             present=(local[0], local[1]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from edge.backends.onnx.segments import gram_names, rotation_names
 from edge.errors import RequestError
-from edge.kernels.latent_attention.onnx import seen_places
 from edge.memory.step_memory import Widths, most_batched, most_logits, most_rows
 from edge.models.rotary import AXES
 from edge.models.spec import ModelSpec
@@ -45,8 +43,6 @@ class StepShape:
     half: int
     first_token: int
     first_row: int
-    seen: int = 0
-    """Places of the cache that the step's only request sees, where bindings depend on it."""
 
 
 def rows_of(flat: Array, size: int, batch: int, tokens: int, first_token: int = 0) -> Array:
@@ -57,15 +53,9 @@ def rows_of(flat: Array, size: int, batch: int, tokens: int, first_token: int = 
 class StepBuffers:
     """Buffers for inputs and outputs of graphs, except side inputs, KV caches and experts' rows."""
 
-    def __init__(
-        self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits, *, threads: int = 1
-    ) -> None:
+    def __init__(self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits) -> None:
         most = most_rows(limits)
         self._hidden_size = spec.hidden_size
-        self._seen_places = partial(
-            seen_places, context_tokens=limits.context_tokens, threads=threads
-        )
-        self._is_latent = any(each.latent is not None for each in layout.attentions.values())
         # Each segment reads one pair and writes the other, so no node sees its input change.
         self.hidden = _pair(most * spec.hidden_size)
         self.partial = _pair(most * spec.hidden_size * spec.partial_parts)
@@ -152,9 +142,7 @@ class StepBuffers:
                 self._head_rows[half, 0] = rows - 1
             else:
                 self._head_rows[half, : max(rows, 1)] = np.arange(max(rows, 1))
-            total = max(entry.end for entry in part.entries)
-            self._total[half] = total
-            is_alone = self._is_latent and part.batch + fills_up == 1
+            self._total[half] = max(entry.end for entry in part.entries)
             shapes.append(
                 StepShape(
                     slot=slot,
@@ -167,7 +155,6 @@ class StepBuffers:
                     half=half,
                     first_token=first_token,
                     first_row=first_row,
-                    seen=self._seen_places(total) if is_alone else 0,
                 )
             )
             first_token, first_row = first_token + tokens, first_row + rows

@@ -66,14 +66,11 @@ class GraphSteps(ABC, Generic[_G]):
     mixes = False
     """See `StageCompute`."""
 
-    def __init__(
-        self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits, *, threads: int = 1
-    ) -> None:
-        """threads: that divide a product."""
+    def __init__(self, spec: ModelSpec, layout: ShardLayout, limits: StepLimits) -> None:
         self._spec = spec
         self._layout = layout
         self._limits = limits
-        self._buffers = StepBuffers(spec, layout, limits, threads=threads)
+        self._buffers = StepBuffers(spec, layout, limits)
         self._side_inputs = SideInputs(spec, layout, limits)
         self._run_options = ort.RunOptions()
         # The value that stands for "none". ONNX Runtime's Python code reads the entry in each run,

@@ -91,7 +91,7 @@ class OrtBackend:
     @property
     def _provider(self) -> Provider:
         has_library = block_kernels.library() is not None
-        return replace(CPU, threads=self._threads, has_own_attention=has_library)
+        return replace(CPU, has_own_attention=has_library)
 
     @property
     def device_name(self) -> str:

@@ -58,7 +58,7 @@ class Bindings:
                 parts=segment.partial_parts,
             ),
             **self._side_inputs.arrays(shape),
-            **cache.bound(shape.slot, shape.requests, shape.seen),
+            **cache.bound(shape.slot, shape.requests),
         }
         if segment.streamed is not None and graphs.streamed is not None:
             layer = segment.streamed.layer

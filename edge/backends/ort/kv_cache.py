@@ -73,14 +73,11 @@ class OrtCache(HostCache):
             digest.update(each.keys.tobytes() + each.values.tobytes())
         return digest.hexdigest()
 
-    def bound(self, slot: int, batch: int, seen: int = 0) -> dict[str, NDArray[Any]]:
-        """Arrays for the inputs and outputs of all layers, by name, for these slots. seen: places
-        of the context to which latent attention of a single slot is cut; 0: it is not."""
+    def bound(self, slot: int, batch: int) -> dict[str, NDArray[Any]]:
+        """Arrays for the inputs and outputs of all layers, by name, for these slots."""
         arrays: dict[str, NDArray[Any]] = {}
         for layer in self._layout.attentions:
             keys, values = self.layer(layer, slot, batch)
-            if seen and self._layout.attentions[layer].latent is not None:
-                keys, values = keys[:, :, :seen], values[:, :, :seen]
             # Present and past are the same array, so attention appends in place.
             arrays[f"past_key_{layer}"] = arrays[f"present_key_{layer}"] = keys
             arrays[f"past_value_{layer}"] = arrays[f"present_value_{layer}"] = values

@@ -24,7 +24,6 @@ from edge.backends.ort.bindings import Bindings
 from edge.backends.ort.expert_runs import ExpertRuns
 from edge.backends.ort.kv_cache import OrtCache
 from edge.backends.ort.open_graphs import NO_GRAPHS, OpenGraphs
-from edge.kernels.latent_attention.onnx import rows_agree
 from edge.kernels.matmul_blocks.reference import OPERATOR_VERSION
 from edge.kernels.onnx_graph import Provider
 from edge.memory.lending import Lending
@@ -57,18 +56,14 @@ class OrtProgram(GraphSteps[OpenGraphs], HostKvStorage):
     ) -> None:
         """open_graphs: makes the sessions, for the bits of the KV cache (None: float32) and the
         number of layers on disk. lends_buffers: see `ShardWeights`."""
-        threads = provider.threads
-        super().__init__(spec, layout, limits, threads=threads)
+        super().__init__(spec, layout, limits)
         self._provider = provider
         self._widths = Widths.of_shard(
             spec, layout, kv_dtype=kv_dtype, has_tiles=provider.has_own_attention
         )
         self._kv_bits = kv_bits(kv_dtype)
-        self.rows_agree = self_check.of_chunks and all(
-            rows_agree(each.latent_form, limits.context_tokens, threads=threads)
-            for each in layout.attentions.values()
-            if each.latent is not None
-        )
+        by_nodes = set(layout.attentions.values()) - self._widths.in_tiles
+        self.rows_agree = self_check.of_chunks and all(each.latent is None for each in by_nodes)
         self._fills_up = limits.batch_invariant and self_check.of_pairs and not self_check.of_single
         self.batches_agree = self_check.of_single or self._fills_up
         self.mixes = (

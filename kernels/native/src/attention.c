@@ -268,9 +268,9 @@ INLINE void weigh(float *scores, size_t count, float found[2]) {
 INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
 INLINE size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Scores of `rows` queries and `count` keys, of which each is read once. */
+/* Scores of `rows` queries and `count` keys, of which each is read once; `adds`: to those that are there. */
 INLINE void score_rows(const float *queries, const float *keys, size_t size, size_t rows, size_t count,
-                       float *scores) {
+                       float *scores, int adds) {
   F8 x[3][4];
   for (size_t i = 0; i < rows; i++)
     for (size_t key = 0; key < count; key++) x[i][key] = all(0);
@@ -283,21 +283,24 @@ INLINE void score_rows(const float *queries, const float *keys, size_t size, siz
     }
   }
   for (size_t i = 0; i < rows; i++) {
+    float found[4], *to = scores + i * ROW_SCORES;
     if (count == 4)
-      store_sums(scores + i * ROW_SCORES, x[i]);
+      store_sums(found, x[i]);
     else
-      scores[i * ROW_SCORES] = sum(x[i][0]);
+      found[0] = sum(x[i][0]);
+    for (size_t key = 0; key < count; key++) to[key] = adds ? to[key] + found[key] : found[key];
   }
 }
 
 INLINE void score_some(const float *queries, const float *keys, size_t size, size_t rows, size_t count,
-                       float *scores, Asking asking, const char *memory) {
+                       float *scores, int adds, Asking asking, const char *memory) {
   size_t key = 0;
   for (; key + 4 <= count; key += 4) {
     if (key % 8 == 0) ask(asking, memory + key * asking.row);
-    score_rows(queries, keys + key * size, size, rows, 4, scores + key);
+    score_rows(queries, keys + key * size, size, rows, 4, scores + key, adds);
   }
-  for (; key < count; key++) score_rows(queries, keys + key * size, size, rows, 1, scores + key);
+  for (; key < count; key++)
+    score_rows(queries, keys + key * size, size, rows, 1, scores + key, adds);
 }
 
 /* Adds values, each times its weight for each of `rows` queries. */
@@ -330,6 +333,11 @@ INLINE void add_some(const float *weights, const float *values, size_t size, siz
 
 static size_t sharing(const Attending *work) { return work->form->heads / work->form->kv_heads; }
 
+/* In which queries, keys and values are: one behind the other where they are joined. */
+static size_t halves(const Attending *work) { return work->form->is_joined ? 2 : 1; }
+
+static size_t most_queries(const Attending *work) { return MOST_QUERIES / halves(work); }
+
 static size_t asked_rows(const Attending *work, size_t request) {
   return work->counts ? (size_t)work->counts[request] : work->rows / work->requests;
 }
@@ -344,7 +352,7 @@ static size_t queries(const Attending *work, size_t request) {
 }
 
 static size_t blocks_of(const Attending *work, size_t rows) {
-  return (rows * sharing(work) + MOST_QUERIES - 1) / MOST_QUERIES;
+  return (rows * sharing(work) + most_queries(work) - 1) / most_queries(work);
 }
 
 /* The request that has this one of all rows, or of all blocks. */
@@ -373,9 +381,9 @@ static Block block_of_part(const Attending *work, size_t number) {
   const size_t request = request_of(work->firsts, work->requests, number);
   const size_t blocks = blocks_of(work, rows_of(work, request));
   const size_t own = number - work->firsts[request];
-  const size_t first = own % blocks * MOST_QUERIES;
+  const size_t first = own % blocks * most_queries(work);
   return (Block){.work = work, .request = request, .kv = own / blocks, .first = first,
-                 .count = least(queries(work, request) - first, MOST_QUERIES)};
+                 .count = least(queries(work, request) - first, most_queries(work))};
 }
 
 /* Queries of all key heads before the block's. */
@@ -461,9 +469,9 @@ static const float *oldest_of(const Block *block, size_t of) {
 
 static size_t first_part(const Block *block) { return begin_of(block, 0) / PART_KEYS; }
 
-static const float *queries_of(const Block *block) {
+static const float *queries_of(const Block *block, size_t half) {
   const Attending *work = block->work;
-  return work->turned + before(block) * work->form->size;
+  return work->turned + (half * work->rows * work->form->heads + before(block)) * work->form->size;
 }
 
 /* Floats of a cache, or its codes as floats. */
@@ -478,13 +486,13 @@ INLINE const float *as_floats(const char *memory, size_t count, float *room, int
 
 /* Scores of queries, of which up to three share what is read of a key. */
 INLINE void score_queries(const float *queries, size_t count, const float *keys, size_t size,
-                          size_t some, float *scores, Asking asking, const char *memory) {
+                          size_t some, float *scores, int adds, Asking asking, const char *memory) {
   if (count == 3)
-    score_some(queries, keys, size, 3, some, scores, asking, memory);
+    score_some(queries, keys, size, 3, some, scores, adds, asking, memory);
   else if (count == 2)
-    score_some(queries, keys, size, 2, some, scores, asking, memory);
+    score_some(queries, keys, size, 2, some, scores, adds, asking, memory);
   else
-    score_some(queries, keys, size, 1, some, scores, asking, memory);
+    score_some(queries, keys, size, 1, some, scores, adds, asking, memory);
 }
 
 INLINE void add_queries(const float *weights, size_t count, const float *values, size_t size,
@@ -507,14 +515,14 @@ static size_t heads_from(const Block *block, size_t query) {
 static __attribute__((noinline)) void score_unrounded(const Block *block, size_t query, size_t heads,
                                                       Keys keys, float *scores) {
   const size_t size = block->work->form->size;
-  const float *own = queries_of(block) + query * size;
+  const float *own = queries_of(block, 0) + query * size;
   const Asking none = {0};
   if (has_oldest(block, query, keys))
-    score_queries(own, heads, oldest_of(block, 0), size, 1, scores, none, NULL);
+    score_queries(own, heads, oldest_of(block, 0), size, 1, scores, 0, none, NULL);
   Keys left = newest_of(block, query, keys);
   for (size_t count; left.first < left.end; left.first += count) {
     const float *rows = unrounded_of(block, 0, left, &count);
-    score_queries(own, heads, rows, size, count, scores + left.first - keys.first, none, NULL);
+    score_queries(own, heads, rows, size, count, scores + left.first - keys.first, 0, none, NULL);
   }
 }
 
@@ -555,6 +563,27 @@ static __attribute__((noinline)) void add_row(const float *weights, const float 
              keys.end - keys.first, total, asking, memory);
 }
 
+/* Adds the values of a tile for up to three queries, of which each sees some. */
+INLINE void add_tile(float (*scores)[ROW_SCORES], const Keys *sees, size_t rows, const float *of,
+                     size_t size, Keys tile, float *totals, Asking asking, const char *memory) {
+  Keys shared = tile; /* which all of these rows see: later rows begin and end later */
+  for (size_t j = 0; j < rows; j++) {
+    shared.first = most(sees[j].first, shared.first);
+    shared.end = least(sees[j].end, shared.end);
+  }
+  if (shared.end < shared.first) shared = (Keys){tile.end, tile.end};
+  for (size_t j = 0; j < rows; j++)
+    add_row(scores[j], of, size, tile.first,
+            (Keys){most(sees[j].first, tile.first), least(sees[j].end, shared.first)},
+            totals + j * (2 + size), asking, memory);
+  add_queries(scores[0] + shared.first, rows, of + (shared.first - tile.first) * size, size,
+              shared.end - shared.first, totals, asking, memory);
+  for (size_t j = 0; j < rows; j++)
+    add_row(scores[j], of, size, tile.first,
+            (Keys){most(sees[j].first, shared.end), least(sees[j].end, tile.end)},
+            totals + j * (2 + size), asking, memory);
+}
+
 /* Several rows. keys, values: from the first that a row of them sees of the part to the last. */
 INLINE void attend_rows(const Block *block, const char *keys, const char *values, size_t part,
                         Keys all, float *found, int bits) {
@@ -563,16 +592,18 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
   const size_t tile = TILE_BYTES / (size * sizeof(float)) / 8 * 8 + 8, own = found_size(work);
   const size_t groups = (block->count + 2) / 3, last = block->count - 1;
   const size_t count = cached_of(block, last, keys_of(block, last, part)).end - all.first;
-  const float *queries = queries_of(block);
   float scores[MOST_QUERIES][ROW_SCORES], room[TILE_BYTES / sizeof(float) + 8 * MOST_SIZE];
   Keys sees[MOST_QUERIES]; /* of those in the cache, counted from the first of all */
-  for (size_t key = 0; key < count; key += tile) {
-    const size_t some = least(count - key, tile);
-    const char *memory = keys + key * row;
-    const float *of = as_floats(memory, some * size, room, bits);
-    for (size_t i = 0; i < block->count; i += 3)
-      score_queries(queries + i * size, least(block->count - i, 3), of, size, some, scores[i] + key,
-                    asking_of(i / 3, groups, tile, row, 0), memory);
+  for (size_t half = 0; half < halves(work); half++) {
+    const float *queries = queries_of(block, half);
+    for (size_t key = 0; key < count; key += tile) {
+      const size_t some = least(count - key, tile);
+      const char *memory = (half ? values : keys) + key * row;
+      const float *of = as_floats(memory, some * size, room, bits);
+      for (size_t i = 0; i < block->count; i += 3)
+        score_queries(queries + i * size, least(block->count - i, 3), of, size, some, scores[i] + key,
+                      half > 0, asking_of(i / 3, groups, tile, row, 0), memory);
+    }
   }
   for (size_t i = 0, heads; work->unrounded && i < block->count; i += heads) {
     const Keys of_row = keys_of(block, i, part);
@@ -580,41 +611,28 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
     if (of_row.first < of_row.end)
       score_unrounded(block, i, heads, of_row, scores[i] + of_row.first - all.first);
   }
+  memset(found, 0, halves(work) * block->count * own * sizeof *found);
   for (size_t i = 0; i < block->count; i++) {
     const Keys of_row = keys_of(block, i, part);
-    memset(found + i * own, 0, own * sizeof *found);
     sees[i] = (Keys){0, 0};
     if (of_row.end <= of_row.first) continue;
     const Keys cached = cached_of(block, i, of_row);
     sees[i] = (Keys){cached.first - all.first, cached.end - all.first};
     float *of = scores[i] + of_row.first - all.first;
     weigh_keys(block, i, of_row, of, found + i * own);
+    for (size_t half = 1; half < halves(work); half++)
+      memcpy(found + (half * block->count + i) * own, found + i * own, 2 * sizeof *found);
   }
-  for (size_t key = 0; key < count; key += tile) {
-    const size_t end = key + least(count - key, tile);
-    const char *memory = values + key * row;
-    const float *of = as_floats(memory, (end - key) * size, room, bits);
-    for (size_t i = 0; i < block->count; i += 3) {
-      const Asking asking = asking_of(i / 3, groups, tile, row, 0);
-      const size_t rows = least(block->count - i, 3);
-      Keys shared = {key, end}; /* which all of these rows see: later rows begin and end later */
-      for (size_t j = i; j < i + rows; j++) {
-        shared.first = most(sees[j].first, shared.first);
-        shared.end = least(sees[j].end, shared.end);
-      }
-      if (shared.end < shared.first) shared = (Keys){end, end};
-      for (size_t j = i; j < i + rows; j++)
-        add_row(scores[j], of, size, key,
-                (Keys){most(sees[j].first, key), least(sees[j].end, shared.first)},
-                found + j * own + 2, asking, memory);
-      add_queries(scores[i] + shared.first, rows, of + (shared.first - key) * size, size,
-                  shared.end - shared.first, found + i * own + 2, asking, memory);
-      for (size_t j = i; j < i + rows; j++)
-        add_row(scores[j], of, size, key,
-                (Keys){most(sees[j].first, shared.end), least(sees[j].end, end)},
-                found + j * own + 2, asking, memory);
+  for (size_t half = 0; half < halves(work); half++)
+    for (size_t key = 0; key < count; key += tile) {
+      const char *memory = (half + 1 < halves(work) ? keys : values) + key * row;
+      const Keys tiled = {key, key + least(count - key, tile)};
+      const float *of = as_floats(memory, (tiled.end - key) * size, room, bits);
+      for (size_t i = 0; i < block->count; i += 3)
+        add_tile(scores + i, sees + i, least(block->count - i, 3), of, size, tiled,
+                 found + (half * block->count + i) * own + 2, asking_of(i / 3, groups, tile, row, 0),
+                 memory);
     }
-  }
   for (size_t i = 0, heads; work->unrounded && i < block->count; i += heads) {
     const Keys of_row = keys_of(block, i, part);
     heads = heads_from(block, i);
@@ -631,7 +649,7 @@ INLINE void attend_row(const Block *block, const char *keys, const char *values,
   const size_t size = work->form->size, row = size * (size_t)bits / 8;
   const size_t tile = TILE_BYTES / row / 8 * 8 + 8, own = found_size(work);
   const size_t count = all.end - all.first;
-  const float *queries = queries_of(block);
+  const float *queries = queries_of(block, 0);
   float scores[MOST_QUERIES][ROW_SCORES];
   for (size_t key = 0; key < count; key += tile)
     for (size_t head = 0; head < block->count; head++)
@@ -665,13 +683,13 @@ static void begin_fold(const Block *block, size_t query, float *total) {
   total[1] = work->sinks != NULL;
 }
 
-static void end_fold(const Block *block, size_t query, const float *total) {
+static void end_fold(const Block *block, size_t query, size_t half, const float *total) {
   const Attending *work = block->work;
   const Form *form = work->form;
   const size_t size = form->size, number = block->first + query, kv = block->kv;
   const size_t row = work->starts[block->request] + number / sharing(work);
   float *output = work->output;
-  output += (row * form->heads + kv * sharing(work) + number % sharing(work)) * size;
+  output += ((row * form->heads + kv * sharing(work) + number % sharing(work)) * halves(work) + half) * size;
   for (size_t i = 0; i < size; i++) {
     output[i] = total[2 + i] / total[1];
     if (form->bits != 32) output[i] *= work->value_scales[kv * size + i];
@@ -708,7 +726,8 @@ INLINE void attend_to(const Block *block, size_t part, float *found, int bits) {
   const Keys all = {keys_of(block, 0, part).first, keys_of(block, block->count - 1, part).end};
   const char *keys = row_in_cache(work, block->request, 0, block->kv, all.first);
   const char *values = row_in_cache(work, block->request, 1, block->kv, all.first);
-  if (rows_of(work, block->request) == 1 && (bits == 32 || (bits == 8 && block->count == 1)))
+  if (rows_of(work, block->request) == 1 && !work->form->is_joined &&
+      (bits == 32 || (bits == 8 && block->count == 1)))
     attend_row(block, keys, values, all, found, bits);
   else
     attend_rows(block, keys, values, part, all, found, bits);
@@ -732,26 +751,27 @@ static size_t chunks_of(const Block *block) {
 
 static float *found_of(const Block *block, size_t chunk) {
   const Attending *work = block->work;
-  return work->found + (before(block) * work->chunks + chunk * block->count) * found_size(work);
+  const size_t queries = before(block) * work->chunks + chunk * block->count;
+  return work->found + queries * halves(work) * found_size(work);
 }
 
 /* Adds what a block found in one of its parts. */
 static void fold_part(const Block *block, size_t part, float *totals, const float *found) {
   const size_t size = block->work->form->size, own = found_size(block->work);
-  for (size_t i = 0; i < block->count; i++) {
-    const Keys keys = keys_of(block, i, part);
+  for (size_t i = 0; i < halves(block->work) * block->count; i++) {
+    const Keys keys = keys_of(block, i % block->count, part);
     if (keys.first < keys.end) fold(totals + i * own, found + i * own, size);
   }
 }
 
 static void begin_folds(const Block *block, float *totals) {
-  for (size_t i = 0; i < block->count; i++)
-    begin_fold(block, i, totals + i * found_size(block->work));
+  for (size_t i = 0; i < halves(block->work) * block->count; i++)
+    begin_fold(block, i % block->count, totals + i * found_size(block->work));
 }
 
 static void end_folds(const Block *block, const float *totals) {
-  for (size_t i = 0; i < block->count; i++)
-    end_fold(block, i, totals + i * found_size(block->work));
+  for (size_t i = 0; i < halves(block->work) * block->count; i++)
+    end_fold(block, i % block->count, i / block->count, totals + i * found_size(block->work));
 }
 
 void attend(void *data, size_t number) {
@@ -819,7 +839,7 @@ void prepare_row(void *data, size_t number) {
   const size_t size = form->size, all_heads = form->heads + 2 * form->kv_heads;
   const size_t request = request_of(work->starts, work->requests, number);
   const size_t rows = rows_of(work, request), row = number - work->starts[request];
-  const size_t step = form->is_packed ? all_heads * size : form->heads * size;
+  const size_t step = form->is_packed ? all_heads * size : form->heads * halves(work) * size;
   const float *query = work->query + number * step;
   const float *key = form->is_packed ? query + form->heads * size
                                      : work->key + number * form->kv_heads * size;
@@ -831,14 +851,15 @@ void prepare_row(void *data, size_t number) {
   const float *sin = work->sin + turns * (form->turned / 2);
   for (size_t kv = 0; kv < form->kv_heads; kv++) {
     float turned[MOST_SIZE];
-    float *own = work->turned;
-    own += (work->starts[request] * form->kv_heads + kv * rows + row) * sharing(work) * size;
-    memcpy(own, query + kv * sharing(work) * size, sharing(work) * size * sizeof *own);
-    for (size_t head = 0; head < sharing(work); head++, own += size) {
+    const size_t place = (work->starts[request] * form->kv_heads + kv * rows + row) * sharing(work);
+    for (size_t i = 0; i < halves(work) * sharing(work); i++) {
+      const size_t head = i / halves(work), half = i % halves(work);
+      float *own = work->turned + (half * work->rows * form->heads + place + head) * size;
+      memcpy(own, query + (kv * sharing(work) * halves(work) + i) * size, size * sizeof *own);
       if (form->turned) turn(form, own, cos, sin);
-      for (size_t i = 0; i < size; i++) own[i] *= form->scale;
+      for (size_t at = 0; at < size; at++) own[at] *= form->scale;
       if (form->bits != 32)
-        for (size_t i = 0; i < size; i++) own[i] *= work->key_scales[kv * size + i];
+        for (size_t at = 0; at < size; at++) own[at] *= work->key_scales[kv * size + at];
     }
     memcpy(turned, key + kv * size, size * sizeof *key);
     if (form->turned) turn(form, turned, cos, sin);
@@ -922,8 +943,8 @@ int begin_attention(Attending *work) {
   work->is_divided = work->parts < ENOUGH_PARTS && work->chunks > 1;
   if (work->is_divided) work->parts *= work->chunks;
   const size_t all = work->rows * form->heads, numbers = work->requests + 1;
-  const size_t turned = all * form->size;
-  const size_t found = work->is_divided ? all * work->chunks * found_size(work) : 0;
+  const size_t turned = halves(work) * all * form->size;
+  const size_t found = work->is_divided ? halves(work) * all * work->chunks * found_size(work) : 0;
   const size_t fresh = work->unrounded ? 2 * work->rows * form->kv_heads * form->size : 0;
   size_t staged = 0;
   for (size_t i = 0; i < work->requests; i++)

@@ -7,7 +7,7 @@
 
 enum {
   MOST_SIZE = 512,   /* elements of a head, which are a multiple of 8 */
-  MOST_QUERIES = 24, /* of a block, which share keys and values: heads of rows */
+  MOST_QUERIES = 24, /* of a block, which share keys and values: heads of rows; if joined, halves of them */
   PART_KEYS = 512,   /* keys of a part: where they are summed up does not depend on threads */
   ENOUGH_PARTS = 32, /* with fewer, parts of a block's keys are computed apart */
 };
@@ -19,6 +19,9 @@ typedef struct {
   int interleaved, is_packed;
   int bits;      /* of an element of the caches: 32 of floats, 8 or 4 of codes */
   int is_ring;   /* whether a cache has the newest keys only: see `first_kept` */
+  int is_joined; /* whether a row of the one cache and that of the other, one behind the other, are both a
+                  * key and its value, as in latent attention: of floats, of one key head, without a window;
+                  * queries and outputs are as long */
   float scale, cap; /* cap: scores become cap * tanh(score / cap); 0: they stay */
 } Form;
 
@@ -47,9 +50,10 @@ typedef struct {
   size_t *bases;                   /* [requests]: the key in the first row of its caches */
   size_t *stages;                  /* [requests + 1]: bytes of `staged` before its own, see `is_staged` */
   char *staged;
-  float *turned;                   /* scaled queries: of each request [kv_heads, its rows, heads of a key head, size] */
+  float *turned;                   /* scaled queries, by half: of each request [kv_heads, its rows, heads of a
+                                    * key head, size] */
   float *fresh;                    /* unrounded keys of all rows, as `turned`, then their values */
-  float *found;                    /* [blocks of all, chunks, queries of this block, 2 + size] */
+  float *found;                    /* [blocks of all, chunks, halves, queries of this block, 2 + size] */
   int is_divided;                  /* whether each chunk of a block is a part */
   size_t chunks, parts;            /* of a block, at most; of all */
 } Attending;

@@ -14,7 +14,8 @@
  * first are meant to be the inputs' memory.
  * Attributes: heads, kv_heads, size, turned (elements), interleaved (0 or 1), scale (the bits of a
  * float32), window (keys that a row sees, its own included; 0: all), is_ring (0 or 1: whether caches hold
- * the newest keys only, see attention.h), cap (the bits of a float32; 0: none).
+ * the newest keys only, see attention.h), cap (the bits of a float32; 0: none), is_joined (0 or 1: whether keys
+ * and values are halves of rows, see attention.h; then queries and output are [batch, rows, heads * 2 * size]).
  */
 #include "attention.h"
 #include "onnxruntime_abi.h"
@@ -49,23 +50,26 @@ static float float_of(int64_t bits) {
 }
 
 static Status *read_form(Attention *self, const Info *info) {
-  int64_t heads, kv_heads, size, turned, interleaved, scale, window, is_ring, cap;
+  int64_t heads, kv_heads, size, turned, interleaved, scale, window, is_ring, cap, is_joined;
   const struct {
     const char *name;
     int64_t *to;
   } read[] = {{"heads", &heads}, {"kv_heads", &kv_heads}, {"size", &size},
               {"turned", &turned}, {"interleaved", &interleaved}, {"scale", &scale},
-              {"window", &window}, {"is_ring", &is_ring}, {"cap", &cap}};
+              {"window", &window}, {"is_ring", &is_ring}, {"cap", &cap},
+              {"is_joined", &is_joined}};
   for (size_t i = 0; i < sizeof read / sizeof *read; i++) {
     Status *error = ORT_INTEGER(self->api, info, read[i].name, read[i].to);
     if (error) return error;
   }
   if (kv_heads < 1 || heads < 1 || heads > LARGEST || heads % kv_heads || size < 8 || size % 8 ||
       size > MOST_SIZE || turned < 0 || turned > size || turned % 2 || window < 0 ||
-      window > INT32_MAX || (is_ring && !window))
+      window > INT32_MAX || (is_ring && !window) ||
+      (is_joined && (self->form.bits != 32 || kv_heads != 1 || turned || window)))
     return ORT_STATUS(self->api, ORT_INVALID_ARGUMENT, "heads of another form");
   self->form.scale = float_of(scale), self->form.cap = float_of(cap);
   self->form.window = (size_t)window, self->form.is_ring = is_ring != 0;
+  self->form.is_joined = is_joined != 0;
   self->form.heads = (size_t)heads, self->form.kv_heads = (size_t)kv_heads;
   self->form.size = (size_t)size, self->form.turned = (size_t)turned;
   self->form.interleaved = (int)interleaved;
@@ -123,8 +127,9 @@ static const char *fault(const Form *form, const Input inputs[INPUTS], Attending
   if (query->rank != 3) return "a query of another rank";
   const size_t batch = (size_t)query->sizes[0], new = batch * (size_t)query->sizes[1];
   work->rows = new;
-  const size_t tokens = form->is_packed ? form->heads * form->size + 2 * of_heads
-                                        : form->heads * form->size;
+  if (form->is_joined && form->is_packed) return "joined keys without rows";
+  const size_t own = form->heads * form->size * (form->is_joined ? 2 : 1);
+  const size_t tokens = form->is_packed ? own + 2 * of_heads : own;
   const size_t elements = form->bits == 4 ? form->size / 2 : form->size;
   if ((size_t)keys->sizes[1] != form->kv_heads || (size_t)keys->sizes[3] != elements ||
       inputs[VALUES].count != keys->count || last->count != work->requests ||
@@ -211,7 +216,8 @@ static Status *ORT_CALL compute(void *kernel, Context *context) {
   if (wrong) return ORT_STATUS(api, ORT_INVALID_ARGUMENT, wrong);
   const size_t element = form.bits == 32 ? sizeof(float) : 1;
   const int64_t *of_query = inputs[QUERY].sizes;
-  const int64_t sizes[] = {of_query[0], of_query[1], (int64_t)(form.heads * form.size)};
+  const size_t columns = form.heads * form.size * (form.is_joined ? 2 : 1);
+  const int64_t sizes[] = {of_query[0], of_query[1], (int64_t)columns};
   Value *output = NULL;
   error = ORT_OUTPUT(api, context, 0, sizes, 3, &output);
   if (!error) error = ORT_DATA(api, output, (void **)&work.output);

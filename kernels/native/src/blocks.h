@@ -18,7 +18,7 @@
 #define STRING(name) STRING_(name)
 
 enum { LAYOUT_VERSION = 1 };   /* raised with every change of the layout */
-enum { OPERATOR_VERSION = 7 }; /* and of inputs, types, attention, or quantize.c */
+enum { OPERATOR_VERSION = 8 }; /* and of inputs, types, attention, or quantize.c */
 enum { ROWS = 16, PIECE = 32 }; /* columns whose inputs share a scale */
 enum {
   Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS,

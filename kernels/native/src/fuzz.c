@@ -68,9 +68,14 @@ static int attend_some(void) {
   const size_t rows = (size_t)(counts[0] + (batch > 1 ? counts[1] : 0));
   if (next() % 2) form.window = 1 + next() % context, form.is_ring = next() % 2;
   if (next() % 3 == 0) form.cap = 5;
+  if (form.bits == 32 && !form.window && next() % 2) {
+    form.is_joined = 1, form.heads /= form.kv_heads, form.kv_heads = 1;
+    form.turned = 0, form.is_packed = 0;
+  }
   const size_t positions = form.is_ring ? 3 * context : context;
   const int is_uneven = batch > 1 && counts[0] != counts[1];
-  const size_t shared = form.kv_heads * form.size, query = form.heads * form.size;
+  const size_t shared = form.kv_heads * form.size;
+  const size_t query = form.heads * form.size * (form.is_joined ? 2 : 1);
   const size_t cache = batch * shared * context * (size_t)form.bits / 8;
   const size_t newest = form.bits == 4 && next() % 2 ? 1 + next() % 50 : 0;
   const size_t kept = batch * 2 * shared * (1 + newest);

@@ -57,6 +57,8 @@ class Case:
     window: int = 0
     cap: float = 0
     sees_all: bool = False
+    is_joined: bool = False
+    """A key and its value are both a row of the one cache and of the other."""
     kept: int = 0
     """Rows of a cache that has the newest keys only; 0: it has all."""
     feeds: dict[str, Array] = field(default_factory=dict)
@@ -69,6 +71,9 @@ class Case:
             random.standard_normal((batch, rows, heads, size)).astype(np.float32),
             [self.num_heads, self.num_heads + self.num_kv_heads], axis=2,
         )  # fmt: skip
+        if self.is_joined:
+            shape = batch, rows, self.num_heads, 2 * size
+            self.query = random.standard_normal(shape).astype(np.float32)
         self.past = random.standard_normal((2, *cache)).astype(np.float32)
         frequencies = 100.0 ** -np.arange(0, 1, 2 / self.turned) if self.turned else np.zeros(0)
         self.cos, self.sin = rope_tables(frequencies.astype(np.float32), length=CONTEXT)
@@ -125,6 +130,7 @@ class Case:
             size=self.size, turned=self.turned, interleaved=int(self.interleaved),
             scale=int(np.float32(self.scale).view(np.uint32)), window=self.window,
             is_ring=int(bool(self.kept)), cap=int(np.float32(self.cap).view(np.uint32)),
+            is_joined=int(self.is_joined),
         )  # fmt: skip
         kind = np.int8 if self.has_codes else np.float32
         shape = list(self.feeds["past_keys"].shape)
@@ -172,6 +178,8 @@ class Case:
         read = present
         if self.has_codes:
             read = [dequantize(x, s, bits=8) for x, s in zip(present, self.scales, strict=True)]
+        if self.is_joined:
+            read = [np.concatenate(read, axis=-1)] * 2
         sinks = self.sinks if self.has_sinks else None
         output = attention(
             query, *read, position=first, scale=self.scale, sinks=sinks,
@@ -207,8 +215,34 @@ FORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("has_codes", [False, True], ids=["floats", "codes"])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_it_is_the_formula(form: dict[str, Any], has_codes: bool, rows: int) -> None:
-    case = Case(last=(rows - 1, 530, 1599), rows=rows, has_codes=has_codes, **form)
-    output, *present = case.run()
+    assert_is_formula(Case(last=(rows - 1, 530, 1599), rows=rows, has_codes=has_codes, **form))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "form",
+    [{"num_heads": 5, "size": 72}, {"num_heads": 29, "size": 264, "has_sinks": True, "cap": 3.0}],
+    ids=["few heads", "many heads"],
+)
+def test_joined_keys_and_values(form: dict[str, Any], threads: int, rows: int) -> None:
+    """Also alone, and row by row, with the same bits."""
+    form |= {"is_joined": True, "is_packed": False, "turned": 0, "num_kv_heads": 1, "scale": 0.04}
+    case = Case(last=(rows - 1, 530, 1599), rows=rows, **form)
+    output = assert_is_formula(case, threads=threads)
+    for index in range(len(case.last)):
+        alone = case.alone(index).run()[0]
+        assert np.array_equal(alone[0], output[index])
+    last_row = case.alone(1, rows - 1)
+    caches = "past_keys", "past_values"
+    last_row.feeds |= zip(caches, case.alone(1).run()[1:], strict=True)
+    assert np.array_equal(last_row.run()[0][0, 0], output[1, -1])
+
+
+def assert_is_formula(case: Case, *, threads: int = 1) -> Array:
+    """The output of the operator, which is what the formula says."""
+    rows, has_codes = case.rows, case.has_codes
+    output, *present = case.run(threads=threads)
     for index in range(len(case.last)):
         wanted, *caches = case.expected(index)
         # A new key was turned, so its code may be the next one, which rows behind it read.
@@ -219,6 +253,7 @@ def test_it_is_the_formula(form: dict[str, Any], has_codes: bool, rows: int) -> 
             np.testing.assert_array_equal(own[:-rows], cache[:-rows])
             near = 1 if has_codes else 1e-6
             np.testing.assert_allclose(own[-rows:], cache[-rows:], rtol=0, atol=near)
+    return output
 
 
 @pytest.mark.parametrize("rows", [1, 2, 37])
@@ -443,12 +478,23 @@ def test_a_number_outside_is_refused(name: str, array: Array, form: dict[str, An
         {"num_heads": 7},
         {"turned": 66},
         {"window": -1},
+        {"is_joined": True, "turned": 0},
+        {"is_joined": True, "turned": 0, "num_kv_heads": 1, "window": 3},
+        {"is_joined": True, "turned": 0, "num_kv_heads": 1, "has_codes": True},
+        {"is_joined": True, "num_kv_heads": 1},
     ],
     ids=str,
 )
 def test_another_form_of_heads_is_refused(form: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="heads of another form"):
         Case(last=(1,), **form).open()
+
+
+def test_joined_keys_lie_apart_from_queries() -> None:
+    case = Case(last=(5,), is_joined=True, is_packed=False, turned=0, num_kv_heads=1)
+    del case.feeds["key"], case.feeds["value"]
+    with pytest.raises(Exception, match="joined keys without rows"):
+        case.run()
 
 
 def test_a_ring_shorter_than_its_window_is_refused() -> None:

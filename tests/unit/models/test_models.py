@@ -296,6 +296,9 @@ def test_heads_of_a_latent_vector_are_cut_as_others_are(rank: int | None) -> Non
     for facts in ({"num_kv_heads": 4}, {"query_key_norm": True}, {"head_size": 6}):
         with pytest.raises(ValueError, match=r"latent|keys|head of"):
             dataclasses.replace(part, **facts)
+    assert part.latent is not None
+    with pytest.raises(ValueError, match="rows of 1025 elements"):
+        dataclasses.replace(part.latent, rank=1019)
 
 
 def test_a_block_beside_experts_has_norms_of_its_own_in_gemma4() -> None:
