@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge.kernels.attention.tiles import attends_in_tiles, latent_tile_values, tile_values
+from edge.kernels.attention.tiles import attends_in_tiles, joined_tile_values, tile_values
 from edge.kernels.kv_cache.cache_size import (
     cache_row,
     keeps_unrounded,
@@ -424,7 +424,8 @@ def activation_bytes(widths: Widths, limits: StepLimits) -> int:
         if isinstance(part, Attention) and part in widths.in_tiles:
             keys = 0
             if part.latent is not None:
-                own = latent_tile_values(part.latent_form, rows, limits.context_tokens)
+                half = part.latent_form.half_size
+                own = joined_tile_values(part.num_heads, half, rows, limits.context_tokens)
             else:
                 own = tile_values(part.packed(0.0), widths.kv_bits, rows, limits.context_tokens)
             in_tiles = max(in_tiles, own)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from edge.kernels.attention.reference import PackedAttention
 from edge.kernels.kv_cache.cache_size import cache_head_size, keeps_unrounded
-from edge.kernels.latent_attention.reference import LatentForm
 
 LARGEST_HEAD = 512
 """Elements of a head, at most."""
@@ -28,22 +27,24 @@ def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_t
     """Floats of the operator's own memory in a step: turned queries, results of parts of the keys
     where few rows are divided over threads, and unrounded keys and values of the step."""
     queries, size = rows * form.num_heads, cache_head_size(form.head_size, kv_bits)
-    divided = min(queries, _ENOUGH_PARTS * _MOST_QUERIES)
     parts = -(-context_tokens // _PART_KEYS)
     if form.window is not None:  # which begins anywhere in a part
         seen = form.window + rows - 1
         parts = min(parts, (seen + _PART_KEYS - 2) // _PART_KEYS + 1)
-    values = queries * size + divided * parts * (2 + size)
+    values = _values(queries, size, parts)
     if keeps_unrounded(kv_bits):
         values += 2 * rows * form.num_kv_heads * size
     return _in_pages(values)
 
 
-def latent_tile_values(form: LatentForm, rows: int, context_tokens: int) -> int:
-    """The same of latent attention, whose blocks have half as many queries."""
-    queries = rows * form.num_heads
-    divided = min(queries, _ENOUGH_PARTS * _MOST_QUERIES // 2) * -(-context_tokens // _PART_KEYS)
-    return _in_pages(2 * (queries * form.half_size + divided * (2 + form.half_size)))
+def joined_tile_values(heads: int, half_size: int, rows: int, context_tokens: int) -> int:
+    """The same where a row of keys and one of values are joined, and half as many queries share
+    them."""
+    return _in_pages(_values(2 * rows * heads, half_size, -(-context_tokens // _PART_KEYS)))
+
+
+def _values(queries: int, size: int, parts: int) -> int:
+    return queries * size + min(queries, _ENOUGH_PARTS * _MOST_QUERIES) * parts * (2 + size)
 
 
 def _in_pages(values: int) -> int:
