@@ -14,7 +14,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 8, ROW_SCORES = PART_KEYS + LANES /* as weights are padded */, TILE_BYTES = 1 << 14 /* of keys that stay in the nearest cache, as heads share them */ };
+enum { LANES = 8, MOST_FOUND = 2 * MOST_QUERIES * (2 + MOST_SIZE) /* of both halves */, ROW_SCORES = PART_KEYS + LANES /* as weights are padded */, TILE_BYTES = 1 << 14 /* of keys that stay in the nearest cache, as heads share them */ };
 
 /* Eight floats. `add_product` rounds once. */
 #if defined(__AVX2__)
@@ -268,12 +268,18 @@ INLINE void weigh(float *scores, size_t count, float found[2]) {
 INLINE size_t least(size_t a, size_t b) { return a < b ? a : b; }
 INLINE size_t most(size_t a, size_t b) { return a > b ? a : b; }
 
-/* Scores of `rows` queries and `count` keys, of which each is read once; `adds`: to those that are there. */
-INLINE void score_rows(const float *queries, const float *keys, size_t size, size_t rows, size_t count,
-                       float *scores, int adds) {
-  F8 x[3][4];
-  for (size_t i = 0; i < rows; i++)
-    for (size_t key = 0; key < count; key++) x[i][key] = all(0);
+/* Queries, or keys, one behind the other; with a second half of each, which is elsewhere, or NULL. */
+typedef struct {
+  const float *first, *second;
+} Vectors;
+
+INLINE Vectors behind(Vectors x, size_t elements) {
+  return (Vectors){x.first + elements, x.second ? x.second + elements : NULL};
+}
+
+/* Adds products of `rows` queries and `count` keys. */
+INLINE void add_products(F8 x[3][4], const float *queries, const float *keys, size_t size, size_t rows,
+                         size_t count) {
   for (size_t at = 0; at < size; at += LANES) {
     F8 q[3];
     for (size_t i = 0; i < rows; i++) q[i] = load(queries + i * size + at);
@@ -282,25 +288,33 @@ INLINE void score_rows(const float *queries, const float *keys, size_t size, siz
       for (size_t i = 0; i < rows; i++) x[i][key] = add_product(x[i][key], q[i], k);
     }
   }
+}
+
+/* Scores of `rows` queries and `count` keys, of which each is read once. */
+INLINE void score_rows(Vectors queries, Vectors keys, size_t size, size_t rows, size_t count,
+                       float *scores) {
+  F8 x[3][4];
+  for (size_t i = 0; i < rows; i++)
+    for (size_t key = 0; key < count; key++) x[i][key] = all(0);
+  add_products(x, queries.first, keys.first, size, rows, count);
+  if (keys.second) add_products(x, queries.second, keys.second, size, rows, count);
   for (size_t i = 0; i < rows; i++) {
-    float found[4], *to = scores + i * ROW_SCORES;
     if (count == 4)
-      store_sums(found, x[i]);
+      store_sums(scores + i * ROW_SCORES, x[i]);
     else
-      found[0] = sum(x[i][0]);
-    for (size_t key = 0; key < count; key++) to[key] = adds ? to[key] + found[key] : found[key];
+      scores[i * ROW_SCORES] = sum(x[i][0]);
   }
 }
 
-INLINE void score_some(const float *queries, const float *keys, size_t size, size_t rows, size_t count,
-                       float *scores, int adds, Asking asking, const char *memory) {
+INLINE void score_some(Vectors queries, Vectors keys, size_t size, size_t rows, size_t count,
+                       float *scores, Asking asking, const char *memory) {
   size_t key = 0;
   for (; key + 4 <= count; key += 4) {
     if (key % 8 == 0) ask(asking, memory + key * asking.row);
-    score_rows(queries, keys + key * size, size, rows, 4, scores + key, adds);
+    score_rows(queries, behind(keys, key * size), size, rows, 4, scores + key);
   }
   for (; key < count; key++)
-    score_rows(queries, keys + key * size, size, rows, 1, scores + key, adds);
+    score_rows(queries, behind(keys, key * size), size, rows, 1, scores + key);
 }
 
 /* Adds values, each times its weight for each of `rows` queries. */
@@ -336,8 +350,6 @@ static size_t sharing(const Attending *work) { return work->form->heads / work->
 /* In which queries, keys and values are: one behind the other where they are joined. */
 static size_t halves(const Attending *work) { return work->form->is_joined ? 2 : 1; }
 
-static size_t most_queries(const Attending *work) { return MOST_QUERIES / halves(work); }
-
 static size_t asked_rows(const Attending *work, size_t request) {
   return work->counts ? (size_t)work->counts[request] : work->rows / work->requests;
 }
@@ -352,7 +364,7 @@ static size_t queries(const Attending *work, size_t request) {
 }
 
 static size_t blocks_of(const Attending *work, size_t rows) {
-  return (rows * sharing(work) + most_queries(work) - 1) / most_queries(work);
+  return (rows * sharing(work) + MOST_QUERIES - 1) / MOST_QUERIES;
 }
 
 /* The request that has this one of all rows, or of all blocks. */
@@ -381,9 +393,9 @@ static Block block_of_part(const Attending *work, size_t number) {
   const size_t request = request_of(work->firsts, work->requests, number);
   const size_t blocks = blocks_of(work, rows_of(work, request));
   const size_t own = number - work->firsts[request];
-  const size_t first = own % blocks * most_queries(work);
+  const size_t first = own % blocks * MOST_QUERIES;
   return (Block){.work = work, .request = request, .kv = own / blocks, .first = first,
-                 .count = least(queries(work, request) - first, most_queries(work))};
+                 .count = least(queries(work, request) - first, MOST_QUERIES)};
 }
 
 /* Queries of all key heads before the block's. */
@@ -485,14 +497,14 @@ INLINE const float *as_floats(const char *memory, size_t count, float *room, int
 }
 
 /* Scores of queries, of which up to three share what is read of a key. */
-INLINE void score_queries(const float *queries, size_t count, const float *keys, size_t size,
-                          size_t some, float *scores, int adds, Asking asking, const char *memory) {
+INLINE void score_queries(Vectors queries, size_t count, Vectors keys, size_t size, size_t some,
+                          float *scores, Asking asking, const char *memory) {
   if (count == 3)
-    score_some(queries, keys, size, 3, some, scores, adds, asking, memory);
+    score_some(queries, keys, size, 3, some, scores, asking, memory);
   else if (count == 2)
-    score_some(queries, keys, size, 2, some, scores, adds, asking, memory);
+    score_some(queries, keys, size, 2, some, scores, asking, memory);
   else
-    score_some(queries, keys, size, 1, some, scores, adds, asking, memory);
+    score_some(queries, keys, size, 1, some, scores, asking, memory);
 }
 
 INLINE void add_queries(const float *weights, size_t count, const float *values, size_t size,
@@ -515,14 +527,14 @@ static size_t heads_from(const Block *block, size_t query) {
 static __attribute__((noinline)) void score_unrounded(const Block *block, size_t query, size_t heads,
                                                       Keys keys, float *scores) {
   const size_t size = block->work->form->size;
-  const float *own = queries_of(block, 0) + query * size;
+  const Vectors own = {queries_of(block, 0) + query * size, NULL};
   const Asking none = {0};
   if (has_oldest(block, query, keys))
-    score_queries(own, heads, oldest_of(block, 0), size, 1, scores, 0, none, NULL);
+    score_queries(own, heads, (Vectors){oldest_of(block, 0), NULL}, size, 1, scores, none, NULL);
   Keys left = newest_of(block, query, keys);
   for (size_t count; left.first < left.end; left.first += count) {
-    const float *rows = unrounded_of(block, 0, left, &count);
-    score_queries(own, heads, rows, size, count, scores + left.first - keys.first, 0, none, NULL);
+    const Vectors rows = {unrounded_of(block, 0, left, &count), NULL};
+    score_queries(own, heads, rows, size, count, scores + left.first - keys.first, none, NULL);
   }
 }
 
@@ -594,16 +606,17 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
   const size_t count = cached_of(block, last, keys_of(block, last, part)).end - all.first;
   float scores[MOST_QUERIES][ROW_SCORES], room[TILE_BYTES / sizeof(float) + 8 * MOST_SIZE];
   Keys sees[MOST_QUERIES]; /* of those in the cache, counted from the first of all */
-  for (size_t half = 0; half < halves(work); half++) {
-    const float *queries = queries_of(block, half);
-    for (size_t key = 0; key < count; key += tile) {
-      const size_t some = least(count - key, tile);
-      const char *memory = (half ? values : keys) + key * row;
-      const float *of = as_floats(memory, some * size, room, bits);
-      for (size_t i = 0; i < block->count; i += 3)
-        score_queries(queries + i * size, least(block->count - i, 3), of, size, some, scores[i] + key,
-                      half > 0, asking_of(i / 3, groups, tile, row, 0), memory);
-    }
+  const int is_joined = work->form->is_joined;
+  const Vectors queries = {queries_of(block, 0), is_joined ? queries_of(block, 1) : NULL};
+  const size_t scored = is_joined ? tile / 16 * 8 : tile;
+  for (size_t key = 0; key < count; key += scored) {
+    const size_t some = least(count - key, scored);
+    const char *memory = keys + key * row;
+    const Vectors of = {as_floats(memory, some * size, room, bits),
+                        is_joined ? (const float *)(const void *)(values + key * row) : NULL};
+    for (size_t i = 0; i < block->count; i += 3)
+      score_queries(behind(queries, i * size), least(block->count - i, 3), of, size, some,
+                    scores[i] + key, asking_of(i / 3, groups, scored, row, 0), memory);
   }
   for (size_t i = 0, heads; work->unrounded && i < block->count; i += heads) {
     const Keys of_row = keys_of(block, i, part);
@@ -783,7 +796,7 @@ void attend(void *data, size_t number) {
     if (chunk < chunks) attend_part(&block, first + chunk, found_of(&block, chunk));
     return;
   }
-  float totals[MOST_QUERIES * (2 + MOST_SIZE)], found[MOST_QUERIES * (2 + MOST_SIZE)];
+  float totals[MOST_FOUND], found[MOST_FOUND];
   begin_folds(&block, totals);
   for (size_t chunk = 0; chunk < chunks; chunk++) {
     attend_part(&block, first + chunk, found);
@@ -990,7 +1003,7 @@ static void keep_newest(const Attending *work, size_t request) {
 
 void end_attention(Attending *work, int is_prepared, int is_whole) {
   const size_t blocks = is_whole && work->is_divided ? work->parts / work->chunks : 0;
-  float totals[MOST_QUERIES * (2 + MOST_SIZE)];
+  float totals[MOST_FOUND];
   for (size_t number = 0; number < blocks; number++) {
     const Block block = block_of_part(work, number);
     begin_folds(&block, totals);

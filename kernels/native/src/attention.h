@@ -7,7 +7,7 @@
 
 enum {
   MOST_SIZE = 512,   /* elements of a head, which are a multiple of 8 */
-  MOST_QUERIES = 24, /* of a block, which share keys and values: heads of rows; if joined, halves of them */
+  MOST_QUERIES = 24, /* of a block, which share keys and values: heads of rows */
   PART_KEYS = 512,   /* keys of a part: where they are summed up does not depend on threads */
   ENOUGH_PARTS = 32, /* with fewer, parts of a block's keys are computed apart */
 };
