@@ -18,7 +18,7 @@ Descriptions without the thing
 Models and texts
     `family_sizes`, `model_folders`, `small_tokenizers`, `call_templates`, `lora_adapters`,
     `packed_folders`, `quantized`, `further_heads`, `small_pictures`
-    GGUF: `gguf_files`, `gguf_bytes`, `gguf_tensors`, `gguf_kinds`, `mmproj_files`
+    GGUF: `gguf_files`, `shaped_files`, `gguf_bytes`, `gguf_tensors`, `gguf_kinds`, `mmproj_files`
     `small_graphs`        ONNX graphs of several kinds, their parts, and what ONNX Runtime computes
     `towers`              tiny models that read pictures, and transformers on a tile
     `seeing_models`       the same, and transformers on a prompt with tiles
