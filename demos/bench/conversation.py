@@ -36,6 +36,8 @@ def conversation(given: Given) -> Iterator[Found]:
     Each turn sends all tokens so far, some more, and gets an answer. Computed: tokens of a turn's
     prompt that were computed, relative to those that are new since the last answer.
     """
+    if given.llama_server and not given.file:
+        raise SystemExit("llama-server reads a GGUF file: name it by --file")
     figures = Figures()
     context = given.turns * (given.turn_tokens + given.new_tokens)
     with contextlib.ExitStack() as stack:

@@ -51,8 +51,8 @@ class AttentionNames:
     `needs_positions` says so; lengths int32 [batch], the index of the last key;
     total int32 scalar, the number of keys; turns int64 [batch, tokens], rows of cos and sin, where
     these are not those of the positions; counts int32 [batch], the tokens of each request, where
-    `takes_counts` says so: these may differ, with qkv [1, tokens of all, columns]; there, sees_all
-    bool scalar, whether the tokens of a request see each other, where that may be.
+    the library's operator attends: these may differ, with qkv [1, tokens of all, columns]; there,
+    sees_all bool scalar, whether the tokens of a request see each other, where that may be.
     """
 
     cos: str

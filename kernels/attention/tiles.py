@@ -38,9 +38,8 @@ def tile_values(form: PackedAttention, kv_bits: int | None, rows: int, context_t
 
 
 def joined_tile_values(heads: int, half_size: int, rows: int, context_tokens: int) -> int:
-    """The same where a row of keys and one of values are joined, and half as many queries share
-    them."""
-    return _in_pages(_values(2 * rows * heads, half_size, -(-context_tokens // _PART_KEYS)))
+    """The same where a row of keys and one of values are joined: queries have two halves."""
+    return _in_pages(2 * _values(rows * heads, half_size, -(-context_tokens // _PART_KEYS)))
 
 
 def _values(queries: int, size: int, parts: int) -> int:

@@ -97,7 +97,13 @@ def _check_refusals(program: StageProgram) -> None:
 @pytest.mark.skipif(kernels() == "plain", reason="this processor has no fast kernels: not run")
 @pytest.mark.parametrize(
     ("family", "kv_dtype"),
-    [("llama", "float32"), ("llama", "int8"), ("llama", "int4"), ("gemma2", "int4")],
+    [
+        ("llama", "float32"),
+        ("llama", "int8"),
+        ("llama", "int4"),
+        ("gemma2", "int4"),
+        ("glm4_moe_lite", "float32"),
+    ],
 )
 def test_bits_are_those_of_steps_of_their_own(
     family: str, kv_dtype: str, tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path

@@ -51,7 +51,7 @@ def lower_latent(
             interleaved=part.rotary.is_interleaved,
         )
         turning, shared = turn(turning, num_heads=count), turn(shared, num_heads=1)
-        shape: list[int | str] = [entry.size, 1, entry.named("context"), form.half_size]
+        shape: list[int | str] = [entry.requests, 1, entry.named("context"), form.half_size]
         past = [
             build.input(entry.named(f"past_{name}_{layer}"), np.float32, shape)
             for name in ("key", "value")

@@ -19,7 +19,7 @@ from edge.backends.onnx.runtime import ort
 from edge.kernels.attention.onnx import AttentionNames, CacheNames, takes_counts
 from edge.kernels.attention.onnx import attention as attention_face
 from edge.kernels.attention.reference import PackedAttention, attention
-from edge.kernels.attention.tiles import tile_values
+from edge.kernels.attention.tiles import joined_tile_values, tile_values
 from edge.kernels.kv_cache.cache_size import cache_row
 from edge.kernels.kv_cache.channel_cache import dequantize, quantize
 from edge.kernels.onnx_graph import CPU, EDGE, OnnxGraph
@@ -438,6 +438,22 @@ def test_it_takes_the_memory_that_is_planned_and_none_for_scores(has_codes: bool
     kept_bytes = sum(case.feeds[name].nbytes for name in ("past_keys", "past_values"))
     planned = 4 * tile_values(form, 8 if has_codes else None, 256, 1600) + output_bytes + kept_bytes
     assert peak_bytes() - before < planned + 8 * MIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read and reset as in Linux")
+def test_joined_keys_take_the_memory_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many queries as parts of their keys are computed apart for: 48 MiB of results."""
+    monkeypatch.setitem(globals(), "CONTEXT", 16_000)
+    case = Case(
+        last=(15_999,), rows=37, num_heads=20, num_kv_heads=1, size=256, turned=0,
+        is_packed=False, is_joined=True,
+    )  # fmt: skip
+    session = case.open()
+    session.run(None, case.feeds)  # everything that stays is made
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak_bytes()
+    session.run(None, case.feeds)
+    assert peak_bytes() - before < 4 * joined_tile_values(20, 256, 37, 16_000) + 4 * MIB
 
 
 def peak_bytes() -> int:
