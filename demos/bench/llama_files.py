@@ -55,8 +55,8 @@ def _made(command: list[str], target: Path, form: str) -> None:
 def llama_process(
     python: str, script: ModuleType, *arguments: object
 ) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """A function that asks llama.cpp in a process of its own, as the script
-    (`llama_pictures`) describes."""
+    """A function that asks llama.cpp in a process of its own, as the script describes
+    (`llama_pictures`)."""
     assert script.__file__ is not None
     command = [python, script.__file__, *map(str, arguments)]
     environment = {name: each for name, each in os.environ.items() if name != "PYTHONPATH"}

@@ -14,7 +14,12 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { LANES = 8, MOST_FOUND = 2 * MOST_QUERIES * (2 + MOST_SIZE) /* of both halves */, ROW_SCORES = PART_KEYS + LANES /* as weights are padded */, TILE_BYTES = 1 << 14 /* of keys that stay in the nearest cache, as heads share them */ };
+enum {
+  LANES = 8,
+  MOST_FOUND = 2 * MOST_QUERIES * (2 + MOST_SIZE), /* of both halves */
+  ROW_SCORES = PART_KEYS + LANES,                  /* as weights are padded */
+  TILE_BYTES = 1 << 14, /* of keys that stay in the nearest cache, as heads share them */
+};
 
 /* Eight floats. `add_product` rounds once. */
 #if defined(__AVX2__)
@@ -347,7 +352,7 @@ INLINE void add_some(const float *weights, const float *values, size_t size, siz
 
 static size_t sharing(const Attending *work) { return work->form->heads / work->form->kv_heads; }
 
-/* In which queries, keys and values are: one behind the other where they are joined. */
+/* Of queries, keys and values: two where these are joined. */
 static size_t halves(const Attending *work) { return work->form->is_joined ? 2 : 1; }
 
 static size_t asked_rows(const Attending *work, size_t request) {
@@ -608,7 +613,7 @@ INLINE void attend_rows(const Block *block, const char *keys, const char *values
   Keys sees[MOST_QUERIES]; /* of those in the cache, counted from the first of all */
   const int is_joined = work->form->is_joined;
   const Vectors queries = {queries_of(block, 0), is_joined ? queries_of(block, 1) : NULL};
-  const size_t scored = is_joined ? tile / 16 * 8 : tile;
+  const size_t scored = is_joined ? tile / 16 * 8 : tile; /* both halves stay in the nearest cache */
   for (size_t key = 0; key < count; key += scored) {
     const size_t some = least(count - key, scored);
     const char *memory = keys + key * row;

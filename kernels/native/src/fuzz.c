@@ -69,7 +69,7 @@ static int attend_some(void) {
   if (next() % 2) form.window = 1 + next() % context, form.is_ring = next() % 2;
   if (next() % 3 == 0) form.cap = 5;
   if (form.bits == 32 && !form.window && next() % 2) {
-    form.is_joined = 1, form.heads /= form.kv_heads, form.kv_heads = 1;
+    form.is_joined = 1, form.heads = 1 + next() % 40, form.kv_heads = 1;
     form.turned = 0, form.is_packed = 0;
   }
   const size_t positions = form.is_ring ? 3 * context : context;
